@@ -1,0 +1,93 @@
+"""The faces of the client: `StoreClient` (sync, for engine threads), `AsyncStoreClient` (event loops).
+
+Nothing here raises for a miss, a dead store or a late answer: those are Status values. What raises is misuse
+(wrong types) and, at connect time only, a store that refuses us for good (bad token, version).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from kvcore.transport.base import Buffer, Transfer
+from kvcore.wire.messages import KeyInfo, PinKind, Status
+
+
+class LookupResult(msgspec.Struct, frozen=True):
+    """`num_hits` leading keys are in the store; layers_ready[i] of each are committed. `available` is False
+    when the store could not be asked (then num_hits is 0)."""
+
+    num_hits: int
+    layers_ready: Sequence[int]
+    tiers: Sequence[int]
+    load: float
+    available: bool = True
+
+
+class LayerwiseStore(Protocol):
+    """What an engine plugin needs; implemented by StoreClient and by kvcore.client.fake.FakeStoreClient.
+
+    All methods are thread-safe, never raise for what the store or the network does, and take a deadline
+    (`timeout_ms`, None = the client's default).
+    """
+
+    def lookup(
+        self, keys: Sequence[bytes], *, include_pending: bool = False, timeout_ms: float | None = None
+    ) -> LookupResult: ...
+
+    def reserve(
+        self, keys: Sequence[bytes], size_bytes: int, num_layers: int = 1, *, timeout_ms: float | None = None
+    ) -> list[Status]:
+        """Room for objects of one size. OK: this client is now the writer of that key."""
+        ...
+
+    def write_layers(
+        self, keys: Sequence[bytes], layer_begin: int, layer_end: int, buffers: Sequence[Any]
+    ) -> Transfer:
+        """Write and commit layers of objects reserved by this client. buffers[i]: one buffer or a sequence of
+        buffers, kept unchanged by the caller until the transfer is done."""
+        ...
+
+    def read_layers(
+        self,
+        keys: Sequence[bytes],
+        layer_begin: int,
+        layer_end: int,
+        buffers: Sequence[Any],
+        *,
+        wait_ms: int = 0,
+    ) -> Transfer:
+        """Read layers into buffers[i] (one writable buffer or a sequence of them). With wait_ms the read
+        follows a writer, also one that has not reserved the key yet."""
+        ...
+
+    def abort(self, keys: Sequence[bytes]) -> None:
+        """Give up reservations and tell whoever waits for these keys. Best effort, does not wait."""
+        ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class ObjectStore(Protocol):
+    """The plain object API; names as users of Mooncake's store know them."""
+
+    def put(self, key: str | bytes, value: Buffer) -> Status: ...
+    def get(self, key: str | bytes) -> bytes | None: ...
+    def get_into(self, key: str | bytes, buffer: Buffer) -> int:
+        """Bytes read, or -1 for a miss (also when the buffer is too small)."""
+        ...
+
+    def put_from(self, key: str | bytes, buffer: Buffer) -> Status: ...
+    def batch_put_from(self, keys: Sequence[str | bytes], buffers: Sequence[Buffer]) -> list[Status]: ...
+    def batch_get_into(self, keys: Sequence[str | bytes], buffers: Sequence[Buffer]) -> list[int]: ...
+    def exists(self, key: str | bytes) -> bool: ...
+    def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]: ...
+    def remove(self, key: str | bytes, *, force: bool = False) -> Status: ...
+    def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status: ...
+    def unpin(self, key: str | bytes) -> Status: ...
+    def evict(self, size_bytes: int = 0) -> tuple[int, int]: ...
+    def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]: ...
+    def stats(self) -> dict[str, float]: ...

@@ -1,0 +1,32 @@
+"""Names of every metric in one place, with units. Prometheus names are PREFIX + name."""
+
+STORE_PREFIX = "mooncake_store_"
+CONNECTOR_PREFIX = "mooncake_connector_"
+ROUTER_PREFIX = "mooncake_router_"
+
+# Store gauges (also the keys of StatsReply.values)
+POOL_SIZE_BYTES = "pool_size_bytes"
+POOL_USED_BYTES = "pool_used_bytes"
+METADATA_BYTES = "metadata_bytes"
+OBJECTS = "objects"
+OBJECTS_PENDING = "objects_pending"
+LEASES = "leases"
+CONNECTIONS = "connections"
+QUARANTINED_BYTES = "quarantined_bytes"
+WAITERS = "waiters"
+
+# Store counters
+LOOKUP_KEYS_TOTAL = "lookup_keys_total"
+LOOKUP_HITS_TOTAL = "lookup_hits_total"
+READ_BYTES_TOTAL = "read_bytes_total"
+WRITTEN_BYTES_TOTAL = "written_bytes_total"
+LAYERS_COMMITTED_TOTAL = "layers_committed_total"
+LAYERS_READ_BEFORE_SEAL_TOTAL = "layers_read_before_seal_total"
+OBJECTS_SEALED_TOTAL = "objects_sealed_total"
+OBJECTS_ABANDONED_TOTAL = "objects_abandoned_total"
+EVICTED_OBJECTS_TOTAL = "evicted_objects_total"
+EVICTED_BYTES_TOTAL = "evicted_bytes_total"
+RESERVE_FULL_TOTAL = "reserve_full_total"
+CORRUPT_TOTAL = "corrupt_total"
+LEASES_EXPIRED_TOTAL = "leases_expired_total"
+PROTOCOL_ERRORS_TOTAL = "protocol_errors_total"

@@ -1,0 +1,377 @@
+"""Messages of the store protocol, version 1 (docs/protocol.md tells it as a story).
+
+Each is a msgspec Struct encoded as a msgpack array [tag, fields...]. Fields may be added at the end with a
+default: older peers ignore what they do not know. Every request carries an `id` chosen by the client; its
+answer carries the same one, and answers may come in any order. Messages are batches by nature: 128 keys are
+one message. Payload bytes never pass through the codec: they follow the frame (see codec.py).
+
+An object is a run of `size_bytes` bytes cut into `num_layers` equal layers; layer l is the bytes
+[l * size / n, (l + 1) * size / n). Layers become readable in order, as they are committed.
+Where a message names several keys and a layer range, payload bytes are key-major: for each key in order, the
+contiguous bytes of its layers [layer_begin, layer_end).
+"""
+
+import enum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Status(enum.IntEnum):
+    """What happened to one key. Only OK carries bytes; everything else is some kind of miss."""
+
+    OK = 0
+    MISSING = 1  # no such object (any more)
+    EXISTS = 2  # a sealed object holds this key; the first writer won
+    PENDING = 3  # somebody is writing it, or the asked layers have not been committed yet
+    FULL = 4  # no room could be made in time
+    ABANDONED = 5  # its writer went away or gave up
+    TIMED_OUT = 6  # not ready within wait_ms
+    CORRUPT = 7  # checksum mismatch; the object is dropped
+    TOO_LARGE = 8  # larger than the store could ever hold
+    LEASED = 9  # a lease or a pin protects it
+    INVALID = 10  # the request made no sense for this key (wrong size, layer out of range, not yours)
+    UNAVAILABLE = 11  # client side only: no connection to the store, or it broke while asking
+
+
+class Tier(enum.IntEnum):
+    NONE = 0
+    DRAM = 1
+    SSD = 2
+    REMOTE = 3
+
+
+class PinKind(enum.IntEnum):
+    SOFT = 1  # evicted last, until its time to live ends
+    HARD = 2  # never evicted
+
+
+class ErrorCode(enum.IntEnum):
+    UNKNOWN_MESSAGE = 1
+    BAD_TOKEN = 2
+    VERSION = 3
+    OVER_LIMIT = 4
+    NOT_READY = 5
+    INTERNAL = 6
+    BAD_REQUEST = 7
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all messages; `id` pairs an answer with its request."""
+
+    id: int
+
+
+# ---- session -------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, array_like=True, tag=1):
+    """First message of a client. `planes`: those it can use, best first. `host_id`: equal on one host."""
+
+    version: int
+    client_name: str
+    planes: list[str]
+    token: str = ""
+    host_id: str = ""
+
+
+class ShmOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where to fetch the pool memfd: connect to `attach_path` (a Unix socket), send `nonce`, receive it.
+
+    The attach connection must stay open as long as the pool is mapped: its end is the store's proof that the
+    mapping is gone (kernel order at exit: memory first, then files).
+    """
+
+    attach_path: str
+    nonce: bytes
+    pool_size_bytes: int
+
+
+class HelloReply(Message, frozen=True, array_like=True, tag=2):
+    """`server_id` changes when the store restarts. Limits are hard: a frame over them ends the connection."""
+
+    version: int
+    server_id: str
+    planes: list[str]
+    max_body_bytes: int
+    max_payload_bytes: int
+    max_keys: int
+    default_lease_ms: int
+    shm: ShmOffer | None = None
+
+
+class ErrorReply(Message, frozen=True, array_like=True, tag=3):
+    code: int
+    message: str
+    retryable: bool = False
+
+
+class Ack(Message, frozen=True, array_like=True, tag=4):
+    pass
+
+
+class StatusReply(Message, frozen=True, array_like=True, tag=5):
+    """One Status a key, as bytes: statuses[i] is that of keys[i]. Answers Put, Write, Commit, Abort, Remove,
+    Pin, Unpin, Prefetch."""
+
+    statuses: bytes
+
+
+# ---- asking --------------------------------------------------------------------------------------------
+
+
+class Lookup(Message, frozen=True, array_like=True, tag=10):
+    """How many leading keys are there? Takes no lease: looking must never starve writers.
+
+    With `include_pending` a block whose layers are still arriving counts as a hit.
+    """
+
+    keys: list[bytes]
+    include_pending: bool = False
+
+
+class LookupReply(Message, frozen=True, array_like=True, tag=11):
+    """`layers_ready[i]` and `tiers[i]` for each of the `num_hits` leading keys."""
+
+    num_hits: int
+    layers_ready: list[int]
+    tiers: bytes
+    load: float = 0.0  # 0 idle .. 1 saturated: a reader may prefer to recompute
+
+
+class Exists(Message, frozen=True, array_like=True, tag=12):
+    """Answered by StatusReply: OK, PENDING or MISSING for every key. Takes no lease."""
+
+    keys: list[bytes]
+
+
+# ---- writing -------------------------------------------------------------------------------------------
+
+
+class Put(Message, frozen=True, array_like=True, tag=20):
+    """Reserve, write and seal in one round trip; the payload is all values in order.
+
+    `sizes_bytes` has one entry a key. `checksums` (xxh3-64 of each value) is empty when not computed.
+    """
+
+    keys: list[bytes]
+    sizes_bytes: list[int]
+    checksums: list[int] = []
+
+
+class Reserve(Message, frozen=True, array_like=True, tag=21):
+    """Ask for room. The first writer of a key wins; a reservation belongs to its connection and dies with it.
+
+    `sizes_bytes` has one entry a key, or a single one for all. The bytes of layers then come by Write (tcp),
+    or through the granted extents followed by Commit (shm, rdma).
+    """
+
+    keys: list[bytes]
+    sizes_bytes: list[int]
+    num_layers: int = 1
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated."""
+
+    status: int
+    extents: list[int] = []
+    size_bytes: int = 0
+    num_layers: int = 0
+    layers_ready: int = 0
+    checksums: list[int] = []
+
+
+class ReserveReply(Message, frozen=True, array_like=True, tag=22):
+    """grants[i].status: OK | EXISTS | PENDING | FULL | TOO_LARGE."""
+
+    grants: list[Grant]
+
+
+class Write(Message, frozen=True, array_like=True, tag=23):
+    """Bytes of layers [layer_begin, layer_end) of reserved objects as payload; commits them on arrival.
+
+    Layers of one key must be committed in order, without gaps. `checksums`: key-major, one a (key, layer),
+    or empty.
+    """
+
+    keys: list[bytes]
+    layer_begin: int
+    layer_end: int
+    checksums: list[int] = []
+
+
+class Commit(Message, frozen=True, array_like=True, tag=24):
+    """Like Write without payload: the bytes are already in the granted extents. The last layer seals."""
+
+    keys: list[bytes]
+    layer_begin: int
+    layer_end: int
+    checksums: list[int] = []
+
+
+class Abort(Message, frozen=True, array_like=True, tag=25):
+    """Give up own reservations. Whoever waits for one of these keys, reserved or not, learns ABANDONED."""
+
+    keys: list[bytes]
+
+
+# ---- reading -------------------------------------------------------------------------------------------
+
+
+class Read(Message, frozen=True, array_like=True, tag=30):
+    """Layers [layer_begin, layer_end) of each key as the answer's payload. layer_end 0 means all layers.
+
+    With `wait_ms` > 0 the answer waits until those layers of every key are committed, also for keys nobody
+    has reserved yet; a key that ends otherwise (ABANDONED, TIMED_OUT, MISSING) has no bytes in the payload.
+    """
+
+    keys: list[bytes]
+    layer_begin: int = 0
+    layer_end: int = 0
+    wait_ms: int = 0
+
+
+class ReadReply(Message, frozen=True, array_like=True, tag=31):
+    """`sizes_bytes[i]` payload bytes belong to keys[i] (0 unless its status is OK). `checksums`: key-major,
+    one a (key, layer), empty when the writer gave none."""
+
+    statuses: bytes
+    sizes_bytes: list[int]
+    checksums: list[int] = []
+
+
+class Await(Message, frozen=True, array_like=True, tag=32):
+    """Answer once `layer_end` layers of each key are committed, or `wait_ms` passed: StatusReply."""
+
+    keys: list[bytes]
+    layer_end: int
+    wait_ms: int
+
+
+class Acquire(Message, frozen=True, array_like=True, tag=33):
+    """Extents for a direct read, protected by a lease that ends by Release, by time, or with the connection.
+
+    Waits like Await when `wait_ms` > 0. Bytes copied after the lease ended must be thrown away.
+    """
+
+    keys: list[bytes]
+    lease_ms: int
+    layer_end: int = 0
+    wait_ms: int = 0
+
+
+class AcquireReply(Message, frozen=True, array_like=True, tag=34):
+    lease: int
+    grants: list[Grant]
+
+
+class Renew(Message, frozen=True, array_like=True, tag=35):
+    """Ack, or ErrorReply(BAD_REQUEST) when the lease is already over."""
+
+    lease: int
+    lease_ms: int
+
+
+class Release(Message, frozen=True, array_like=True, tag=36):
+    lease: int
+
+
+# ---- managing ------------------------------------------------------------------------------------------
+
+
+class Pin(Message, frozen=True, array_like=True, tag=40):
+    keys: list[bytes]
+    kind: int = PinKind.SOFT
+    ttl_ms: int = 1_800_000
+
+
+class Unpin(Message, frozen=True, array_like=True, tag=41):
+    keys: list[bytes]
+
+
+class Remove(Message, frozen=True, array_like=True, tag=42):
+    """`force` also removes pinned objects; leased bytes stay untouched until their lease ends."""
+
+    keys: list[bytes]
+    force: bool = False
+
+
+class Evict(Message, frozen=True, array_like=True, tag=43):
+    """Make at least `size_bytes` of DRAM free (0: evict everything evictable). Answered by EvictReply."""
+
+    size_bytes: int = 0
+
+
+class EvictReply(Message, frozen=True, array_like=True, tag=44):
+    num_objects: int
+    size_bytes: int
+
+
+class ListKeys(Message, frozen=True, array_like=True, tag=45):
+    """Pages through the catalogue; `cursor` 0 begins, the answer's `next_cursor` 0 ends."""
+
+    cursor: int = 0
+    limit: int = 1000
+
+
+class KeyInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    key: bytes
+    size_bytes: int
+    num_layers: int
+    layers_ready: int
+    tier: int
+    pin: int
+    num_leases: int
+
+
+class ListKeysReply(Message, frozen=True, array_like=True, tag=46):
+    keys: list[KeyInfo]
+    next_cursor: int
+
+
+class Stats(Message, frozen=True, array_like=True, tag=47):
+    pass
+
+
+class StatsReply(Message, frozen=True, array_like=True, tag=48):
+    """Flat numbers by name; names are those of the metrics without prefix (kvcore/metrics.py)."""
+
+    values: dict[str, float]
+
+
+Request = (
+    Hello
+    | Lookup
+    | Exists
+    | Put
+    | Reserve
+    | Write
+    | Commit
+    | Abort
+    | Read
+    | Await
+    | Acquire
+    | Renew
+    | Release
+    | Pin
+    | Unpin
+    | Remove
+    | Evict
+    | ListKeys
+    | Stats
+)
+Reply = (
+    HelloReply
+    | ErrorReply
+    | Ack
+    | StatusReply
+    | LookupReply
+    | ReserveReply
+    | ReadReply
+    | AcquireReply
+    | EvictReply
+    | ListKeysReply
+    | StatsReply
+)
