@@ -173,7 +173,11 @@ class Reserve(Message, frozen=True, array_like=True, tag=21):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated."""
+    """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated.
+
+    Extents cover the whole object, also when only some layers were asked for. `checksums`: one a layer of the
+    object (0: not given or not committed yet), or empty.
+    """
 
     status: int
     extents: list[int] = []
@@ -234,12 +238,17 @@ class Read(Message, frozen=True, array_like=True, tag=30):
 
 
 class ReadReply(Message, frozen=True, array_like=True, tag=31):
-    """`sizes_bytes[i]` payload bytes belong to keys[i] (0 unless its status is OK). `checksums`: key-major,
-    one a (key, layer), empty when the writer gave none."""
+    """`sizes_bytes[i]` payload bytes belong to keys[i] (0 unless its status is OK).
+
+    `checksums`: for each key whose status is OK, one for each of its layers in the payload, key-major (0: the
+    writer gave none); empty when no writer gave any. `num_layers[i]`: how many layers of keys[i] are in the
+    payload; given when the request left it open (layer_end 0), else empty.
+    """
 
     statuses: bytes
     sizes_bytes: list[int]
     checksums: list[int] = []
+    num_layers: list[int] = []
 
 
 class Await(Message, frozen=True, array_like=True, tag=32):
