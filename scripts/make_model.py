@@ -31,7 +31,7 @@ SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 
 
 def make_byte_tokenizer(max_len: int) -> Any:
-    """A tokenizer of 256 byte symbols without merges: prompt lengths are exactly those of the text in bytes."""
+    """A tokenizer of 256 byte symbols without merges: a prompt has as many tokens as bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -130,9 +130,7 @@ def is_complete(out: Path, wanted: dict[str, Any]) -> bool:
     recipe_file = out / RECIPE_FILE
     found = json.loads(recipe_file.read_text()) if recipe_file.is_file() else None
     if found != wanted:
-        raise SystemExit(
-            f"make_model: {out} exists and was made from {found}, not from {wanted}; remove it or name another"
-        )
+        raise SystemExit(f"make_model: {out} exists and was made from {found}, not from {wanted}; remove it")
     return True
 
 
