@@ -196,8 +196,10 @@ class ReserveReply(Message, frozen=True, array_like=True, tag=22):
 class Write(Message, frozen=True, array_like=True, tag=23):
     """Bytes of layers [layer_begin, layer_end) of reserved objects as payload; commits them on arrival.
 
-    Layers of one key must be committed in order, without gaps. `checksums`: key-major, one a (key, layer),
-    or empty.
+    Layers of one key must be committed in order, without gaps. Every key has the same share of the payload
+    (payload bytes / number of keys), so that the bytes of a key that is no longer reserved can be skipped;
+    a key whose layers have another size answers INVALID. `checksums`: key-major, one a (key, layer), or
+    empty.
     """
 
     keys: list[bytes]
