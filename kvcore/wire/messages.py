@@ -163,8 +163,9 @@ class Put(Message, frozen=True, array_like=True, tag=20):
 class Reserve(Message, frozen=True, array_like=True, tag=21):
     """Ask for room. The first writer of a key wins; a reservation belongs to its connection and dies with it.
 
-    `sizes_bytes` has one entry a key, or a single one for all. The bytes of layers then come by Write (tcp),
-    or through the granted extents followed by Commit (shm, rdma).
+    `sizes_bytes` has one entry a key, or a single one for all, each a multiple of `num_layers`. A reservation
+    without a commit within the store's reservation timeout is abandoned. The bytes of layers come by Write
+    (tcp), or through the granted extents followed by Commit (shm, rdma).
     """
 
     keys: list[bytes]
@@ -175,7 +176,8 @@ class Reserve(Message, frozen=True, array_like=True, tag=21):
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated.
 
-    Extents cover the whole object, also when only some layers were asked for. `checksums`: one a layer of the
+    Extents cover the whole object, also when only some layers were asked for; they are empty for a client that
+    has not attached the pool. `checksums`: one a layer of the
     object (0: not given or not committed yet), or empty.
     """
 
