@@ -68,7 +68,13 @@ class LayerwiseStore(Protocol):
     @property
     def connected(self) -> bool: ...
 
-    def close(self) -> None: ...
+    def counters(self) -> dict[str, int | str]:
+        """What happened so far, flat: counts, the plane in use and why. A snapshot; cheap."""
+        ...
+
+    def close(self) -> None:
+        """Gives up reservations and ends what is in flight with UNAVAILABLE."""
+        ...
 
 
 class ObjectStore(Protocol):

@@ -55,8 +55,23 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     checksums: Sequence[int] = ()
 
 
+def check_batch(batch: ReadBatch | WriteBatch) -> None:
+    """ValueError for a batch no plane could carry out, whatever the store holds."""
+    if len(batch.keys) != len(batch.buffers):
+        raise ValueError(f"{len(batch.keys)} keys but {len(batch.buffers)} buffers")
+    if batch.layer_begin < 0 or not (batch.layer_end > batch.layer_begin or batch.layer_end == 0):
+        raise ValueError(f"no layers in [{batch.layer_begin}, {batch.layer_end})")
+    if isinstance(batch, WriteBatch):
+        if batch.layer_end == 0:
+            raise ValueError("a write names its layers: layer_end must be at least 1")
+        expected = len(batch.keys) * (batch.layer_end - batch.layer_begin)
+        if len(batch.checksums) not in (0, expected):
+            raise ValueError(f"{len(batch.checksums)} checksums for {expected} (key, layer) pairs")
+
+
 class Transfer(Protocol):
-    """A submitted batch. Thread-safe; `wait` may be called more than once and returns the same list."""
+    """A submitted batch. `wait` may be called more than once and returns the same list; any thread may wait,
+    one at a time."""
 
     def done(self) -> bool: ...
 
@@ -75,7 +90,9 @@ class Transport(Protocol):
     def register(self, buffer: Buffer) -> Region: ...
 
     def submit(self, batch: ReadBatch | WriteBatch) -> Transfer:
-        """Starts moving; never blocks on the peer. Several transfers may be in flight."""
+        """Starts moving and never waits for an answer: the request is sent (a large write's bytes with it) by
+        the calling thread, and the bytes of a read move while somebody waits for it or asks `done()`.
+        Several transfers may be in flight. ValueError for a batch that makes no sense (check_batch)."""
         ...
 
     def close(self) -> None:
