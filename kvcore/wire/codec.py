@@ -70,7 +70,7 @@ class FrameDecoder(Generic[T]):
             message = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             return Frame(None, self._unknown_id(body, error), payload_bytes)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"frame body is not msgpack: {error}") from error
         return Frame(message, message.id, payload_bytes)  # type: ignore[attr-defined]
 
@@ -80,7 +80,7 @@ class FrameDecoder(Generic[T]):
         try:
             tag_and_id = _tag_decoder.decode(body)[:2]
             tag, request_id = (msgspec.msgpack.decode(item, type=int) for item in tag_and_id)
-        except (msgspec.MsgspecError, ValueError) as inner:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as inner:
             raise RemoteProtocolError(f"frame body is not a message: {error}") from inner
         del tag
         return request_id

@@ -176,9 +176,9 @@ class Reserve(Message, frozen=True, array_like=True, tag=21):
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated.
 
-    Extents cover the whole object, also when only some layers were asked for; they are empty for a client that
-    has not attached the pool. `checksums`: one a layer of the
-    object (0: not given or not committed yet), or empty.
+    Extents cover the whole object, also when only some layers were asked for; they are empty for a client
+    that has not attached the pool. `checksums`: one a layer of the object (0: not given or not committed
+    yet), or empty.
     """
 
     status: int
