@@ -1,5 +1,7 @@
-"""The less loaded of two instances drawn at random (Mitzenmacher 2001): near least_loaded, without its herding
-on one instance when several routers share stale loads."""
+"""The less loaded of two instances drawn at random (Mitzenmacher 2001).
+
+Near least_loaded, without its herding on one instance when several routers share stale loads.
+"""
 
 from collections.abc import Sequence
 

@@ -25,6 +25,6 @@ class SessionSticky:
             return EMPTY_POOL
         if not request.session_id:
             return self._without_session.choose(request, pool, view, now)
-        seed = xxhash.xxh3_64_intdigest(request.session_id)
-        instance = max(pool, key=lambda i: xxhash.xxh3_64_intdigest(i.instance_id, seed))
+        seed = xxhash.xxh3_64_intdigest(request.session_id.encode())
+        instance = max(pool, key=lambda i: xxhash.xxh3_64_intdigest(i.instance_id.encode(), seed))
         return Choice(instance, "session_sticky")

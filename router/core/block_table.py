@@ -1,0 +1,239 @@
+"""The table behind the prefix index: own block hash -> who holds it, in bounded memory.
+
+Holders are a bitmask of slots; what a slot is, the index above knows. A block whose parent is in the table
+keeps it there, so the table is always closed under prefixes, and forgetting goes from the leaves, least
+recently used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from router.core.block_hash import mix_extra, xxh3
+from router.core.levels import levels
+
+# What one block costs at the worst moment of its dicts' growth (CPython: a dict that has just doubled is one
+# third full). tests/unit/router_core/test_block_table.py holds these against tracemalloc.
+BLOCK_SIZE_BYTES = 64 + 2 * 48 + 2 * 60 + 48  # struct, two hashes, two dict entries, a mask of its own
+LEAF_SIZE_BYTES = 192
+ALIAS_SIZE_BYTES = 160  # one more engine hash for the same block: another recipe, another entry
+
+
+class Block(msgspec.Struct, gc=False, eq=False):
+    """`engine_hashes` are the names engines have for it: mostly one, so no tuple is made for one.
+
+    `hot` marks an inner block that a lookup ended at: it gets a second chance when it becomes a leaf.
+    The parent is named by hash, not by reference: freeing a long chain must not recurse.
+    """
+
+    own_hash: int
+    engine_hashes: int | tuple[int, ...]
+    parent: int | None
+    holders: int
+    num_children: int
+    hot: bool
+
+
+class BlockTable:
+    """`alive` masks the slots that count: bits outside it are leftovers that `sweep` removes."""
+
+    def __init__(self, max_size_bytes: int) -> None:
+        self.max_size_bytes = max_size_bytes
+        self.alive = -1
+        self.num_evicted = 0
+        self._blocks: dict[int, Block] = {}
+        self._by_engine_hash: dict[int, Block] = {}
+        self._leaves: OrderedDict[Block, None] = OrderedDict()
+        self._num_aliases = 0
+        self._to_sweep: list[int] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def size_bytes(self) -> int:
+        """Upper bound of the memory in use."""
+        return (
+            len(self._blocks) * BLOCK_SIZE_BYTES
+            + len(self._leaves) * LEAF_SIZE_BYTES
+            + self._num_aliases * ALIAS_SIZE_BYTES
+        )
+
+    def by_engine_hash(self, engine_hash: int) -> Block | None:
+        return self._by_engine_hash.get(engine_hash)
+
+    def holders(self, own_hash: int) -> int:
+        block = self._blocks.get(own_hash)
+        return block.holders & self.alive if block is not None else 0
+
+    def add_holder(self, engine_hashes: Sequence[int], slot_bit: int) -> int:
+        """For blocks already known by an engine hash. Returns how many were not."""
+        num_unknown = 0
+        for engine_hash in engine_hashes:
+            block = self._by_engine_hash.get(engine_hash)
+            if block is None:
+                num_unknown += 1
+            else:
+                block.holders |= slot_bit
+        return num_unknown
+
+    def store_chain(
+        self,
+        engine_hashes: Sequence[int],
+        parent: Block | None,
+        seed: int,
+        data: bytes,
+        block_bytes: int,
+        extra_keys: Sequence[object] | None,
+        slot_bit: int,
+    ) -> None:
+        """Blocks i = data[i * block_bytes : (i + 1) * block_bytes], each the parent of the next.
+
+        `seed` starts the chain when it has no parent. Hashing stops being needed where engine hashes are
+        known already: a prefix many engines hold is hashed once.
+        """
+        blocks, by_engine_hash, leaves = self._blocks, self._by_engine_hash, self._leaves
+        fresh = False  # whether `parent` was created here and is not among the leaves yet
+        old_holders, new_holders = 0, slot_bit  # equal masks share one int
+        for index, engine_hash in enumerate(engine_hashes):
+            block = by_engine_hash.get(engine_hash)
+            if block is None:
+                own_hash = seed if parent is None else parent.own_hash
+                if extra_keys is not None and extra_keys[index] is not None:
+                    own_hash = mix_extra(own_hash, extra_keys[index])
+                own_hash = xxh3(data[index * block_bytes : (index + 1) * block_bytes], own_hash)
+                block = blocks.get(own_hash)
+                if block is None:
+                    if parent is None:
+                        block = Block(own_hash, engine_hash, None, slot_bit, 0, False)
+                    else:
+                        if not parent.num_children and not fresh:
+                            del leaves[parent]
+                        parent.num_children += 1
+                        block = Block(own_hash, engine_hash, parent.own_hash, slot_bit, 0, False)
+                    blocks[own_hash] = by_engine_hash[engine_hash] = block
+                    parent = block
+                    fresh = True
+                    continue
+                self._alias(block, engine_hash)
+            if fresh and parent is not None:
+                leaves[parent] = None
+            fresh = False
+            if block.holders is not old_holders:
+                old_holders = block.holders
+                new_holders = old_holders | slot_bit
+            block.holders = new_holders
+            parent = block
+        if fresh and parent is not None:
+            leaves[parent] = None
+        elif parent is not None and not parent.num_children:
+            leaves.move_to_end(parent)
+        if self.size_bytes > self.max_size_bytes:
+            self._evict()
+
+    def remove_holder(self, engine_hashes: Sequence[int], slot_bit: int) -> None:
+        for engine_hash in engine_hashes:
+            block = self._by_engine_hash.get(engine_hash)
+            if block is not None and block.holders & slot_bit:
+                block.holders ^= slot_bit
+                if not block.holders & self.alive and not block.num_children:
+                    self._delete(block)
+
+    def touch(self, own_hash: int) -> None:
+        """A lookup ended at this block."""
+        block = self._blocks.get(own_hash)
+        if block is None:
+            return
+        if block.num_children:
+            block.hot = True
+        else:
+            self._leaves.move_to_end(block)
+
+    def levels(self, own_hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """(depth in blocks, slots whose deepest block that is), deepest first (see core.levels)."""
+        get, alive = self._blocks.get, self.alive
+
+        def holders_at(index: int) -> int:
+            block = get(own_hashes[index])
+            return 0 if block is None else block.holders & alive
+
+        return levels(holders_at, len(own_hashes))
+
+    def begin_sweep(self) -> None:
+        """Start removing the bits outside `alive`; whatever is stored from now on must not carry them."""
+        self._to_sweep = list(self._blocks)
+
+    def sweep(self, max_blocks: int) -> bool:
+        """Look at up to `max_blocks` blocks. True when the sweep has been through the whole table."""
+        for _ in range(min(max_blocks, len(self._to_sweep))):
+            block = self._blocks.get(self._to_sweep.pop())
+            if block is None or not block.holders & ~self.alive:
+                continue
+            block.holders &= self.alive
+            if not block.holders and not block.num_children:
+                self._delete(block)
+        return not self._to_sweep
+
+    def _alias(self, block: Block, engine_hash: int) -> None:
+        names = block.engine_hashes
+        block.engine_hashes = (*names, engine_hash) if isinstance(names, tuple) else (names, engine_hash)
+        self._by_engine_hash[engine_hash] = block
+        self._num_aliases += 1
+
+    def _evict(self) -> None:
+        while self._leaves and self.size_bytes > self.max_size_bytes:
+            block = next(iter(self._leaves))
+            if block.hot:
+                block.hot = False
+                self._leaves.move_to_end(block)
+                continue
+            self._delete(block)
+            self.num_evicted += 1
+
+    def _delete(self, block: Block) -> None:
+        """Remove a leaf, and above it what nobody holds any more and only children kept."""
+        while True:
+            del self._blocks[block.own_hash]
+            del self._leaves[block]
+            names = block.engine_hashes
+            if isinstance(names, tuple):
+                self._num_aliases -= len(names) - 1
+                for name in names:
+                    del self._by_engine_hash[name]
+            else:
+                del self._by_engine_hash[names]
+            if block.parent is None:
+                return
+            block = self._blocks[block.parent]
+            block.num_children -= 1
+            if block.num_children:
+                return
+            # Its own last use is not known, but it is older than its children's.
+            self._leaves[block] = None
+            self._leaves.move_to_end(block, last=False)
+            if block.holders & self.alive:
+                return
+
+    def check(self) -> None:
+        """AssertionError when the table contradicts itself (for tests and for `mooncake-router verify`)."""
+        children: dict[int, int] = {}
+        names = 0
+        for own_hash, block in self._blocks.items():
+            assert block.own_hash == own_hash
+            own_names = (
+                block.engine_hashes if isinstance(block.engine_hashes, tuple) else (block.engine_hashes,)
+            )
+            names += len(own_names)
+            assert all(self._by_engine_hash[name] is block for name in own_names)
+            if block.parent is not None:
+                assert block.parent in self._blocks
+                children[block.parent] = children.get(block.parent, 0) + 1
+        assert names == len(self._by_engine_hash) == len(self._blocks) + self._num_aliases
+        for own_hash, block in self._blocks.items():
+            assert block.num_children == children.get(own_hash, 0)
+            assert (block in self._leaves) == (block.num_children == 0)
+        assert self.size_bytes <= self.max_size_bytes or not self._blocks

@@ -1,0 +1,298 @@
+"""Who holds which prefix, learned from KV events (the paper's FindBestPrefixMatch and instance.prefix_len).
+
+One index serves the workers of one model: engine instances (one per DP rank) and store nodes. Engine hashes
+are only names by which removals find a block; lookups go by the router's own chain (core.block_hash).
+Not safe for several threads.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
+from router.core.block_hash import TOKEN_BYTES, root_seed
+from router.core.block_table import BlockTable
+from router.core.placement import PredictedPlacements
+from router.core.view import NO_WORKER
+
+# Hybrid models publish one event per KV cache group. Only full attention has the prefix property.
+_INDEXED_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+_MEDIA = len(Medium)
+
+
+class IndexStats(msgspec.Struct):
+    """Counters since the start. Blocks, except where the name says otherwise."""
+
+    events: int = 0
+    stored: int = 0
+    removed: int = 0
+    unknown_parent: int = 0
+    unknown_hash: int = 0
+    other_block_size: int = 0
+    other_group_events: int = 0
+    bad_events: int = 0
+    workers_cleared: int = 0
+
+
+class IndexMatch(msgspec.Struct, frozen=True, gc=False):
+    """A PrefixMatch. `levels` are (depth in blocks, slots), deepest first; `predicted` are (depth, workers).
+
+    Valid until the next change of the index.
+    """
+
+    best_blocks: int
+    best_worker: int
+    best_medium: Medium
+    levels: Sequence[tuple[int, int]]
+    predicted: Sequence[tuple[int, int]]
+    slots: Sequence[int]
+
+    def local_blocks(self, worker: int) -> int:
+        if worker < 0:
+            return 0
+        blocks = 0
+        slots = self.slots[worker * (_MEDIA + 1)]
+        for depth, holders in self.levels:
+            if holders & slots:
+                blocks = depth
+                break
+        for depth, workers in self.predicted:
+            if depth <= blocks:
+                break
+            if workers >> worker & 1:
+                return depth
+        return blocks
+
+    def blocks_by_medium(self, worker: int) -> tuple[int, int, int, int]:
+        """Leading blocks that come from GPU, CPU, DISK, EXTERNAL when each is read where it is fastest.
+
+        Their sum is `local_blocks`; what is only predicted counts as GPU.
+        """
+        depths = [0] * _MEDIA
+        for medium in range(_MEDIA):
+            slot = self.slots[worker * (_MEDIA + 1) + 1 + medium]
+            depths[medium] = next((depth for depth, holders in self.levels if holders & slot), 0)
+        if not any(depths[1:]):
+            depths[Medium.GPU] = self.local_blocks(worker)
+        reached = 0
+        counts = [0] * _MEDIA
+        for medium, depth in enumerate(depths):
+            counts[medium] = max(0, depth - reached)
+            reached = max(reached, depth)
+        return counts[0], counts[1], counts[2], counts[3]
+
+
+class PrefixIndex:
+    """`max_size_bytes` is a hard cap: beyond it the least recently used leaves are forgotten.
+
+    `predicted_ttl_s`: how long a placement counts before its events have arrived (see core.placement).
+    """
+
+    def __init__(
+        self, block_size_tokens: int, max_size_bytes: int = 512 << 20, predicted_ttl_s: float = 30.0
+    ) -> None:
+        if block_size_tokens < 1:
+            raise ValueError(f"block_size_tokens must be positive, not {block_size_tokens}")
+        self.block_size_tokens = block_size_tokens
+        self.stats = IndexStats()
+        self.table = BlockTable(max_size_bytes)
+        self._block_bytes = block_size_tokens * TOKEN_BYTES
+        self._placements = PredictedPlacements(predicted_ttl_s)
+        self._ids: list[str | None] = []
+        self._shared: list[bool] = []
+        self._group: list[int | None] = []
+        # Per worker: the mask of all its slots, then the slot of each medium (0: none yet).
+        self._slots: list[int] = []
+        self._owner: list[int] = []  # by slot number
+        self._of_medium = [0] * _MEDIA  # live slots
+        self._free_slots: list[int] = []
+        self._dead_slots: list[int] = []
+        self._swept_slots: list[int] = []  # dead before the sweep under way began
+        self._fetchable = 0
+        self.table.alive = 0
+
+    # ---- workers --------------------------------------------------------------------------------------
+
+    def add_worker(self, worker_id: str, shared: bool = False) -> int:
+        """Its number, from now on. `shared`: others can fetch its blocks (store nodes; engines whose local
+        tier is part of the pool, as in the paper)."""
+        for worker, known in enumerate(self._ids):
+            if known is None:
+                self._ids[worker], self._shared[worker] = worker_id, shared
+                return worker
+        self._ids.append(worker_id)
+        self._shared.append(shared)
+        self._group.append(None)
+        self._slots.extend([0] * (_MEDIA + 1))
+        return len(self._ids) - 1
+
+    def remove_worker(self, worker: int) -> None:
+        """Its blocks are dropped and its number may be given to another."""
+        self.clear_worker(worker)
+        self._ids[worker] = None
+
+    def clear_worker(self, worker: int) -> None:
+        """It holds nothing (any more). Takes constant time: `sweep` tidies up later."""
+        base = worker * (_MEDIA + 1)
+        for medium in Medium:
+            slot_bit = self._slots[base + 1 + medium]
+            if slot_bit:
+                self._dead_slots.append(slot_bit.bit_length() - 1)
+                self.table.alive &= ~slot_bit
+                self._of_medium[medium] &= ~slot_bit
+                self._fetchable &= ~slot_bit
+                self._slots[base + 1 + medium] = 0
+        self._slots[base] = 0
+        self._group[worker] = None
+        self._placements.forget(worker)
+        self.stats.workers_cleared += 1
+
+    def worker_ids(self) -> Mapping[int, str]:
+        return {worker: name for worker, name in enumerate(self._ids) if name is not None}
+
+    def sweep(self, max_blocks: int = 2000) -> bool:
+        """A slice of the tidying that cleared workers leave behind; False when there is none to do.
+
+        2,000 blocks take a fraction of a millisecond; call it whenever there is time.
+        """
+        if not self._swept_slots:
+            if not self._dead_slots:
+                return False
+            self._swept_slots, self._dead_slots = self._dead_slots, []
+            self.table.begin_sweep()
+        if self.table.sweep(max_blocks):
+            self._free_slots.extend(self._swept_slots)
+            self._swept_slots = []
+        return True
+
+    # ---- events ---------------------------------------------------------------------------------------
+
+    def apply(self, worker: int, events: Sequence[Event]) -> None:
+        """In the order they were published. What cannot be used is counted in `stats`, never raised."""
+        for event in events:
+            self.stats.events += 1
+            if type(event) is BlockStored:
+                self._stored(worker, event)
+            elif type(event) is BlockRemoved:
+                self._removed(worker, event)
+            elif type(event) is AllBlocksCleared:
+                self.clear_worker(worker)
+
+    def _stored(self, worker: int, event: BlockStored) -> None:
+        if not self._is_indexed(worker, event):
+            self.stats.other_group_events += 1
+            return
+        slot_bit = self._slots[worker * (_MEDIA + 1) + 1 + event.medium] or self._new_slot(
+            worker, event.medium
+        )
+        hashes = event.block_hashes
+        if not event.token_ids:
+            self.stats.unknown_hash += self.table.add_holder(hashes, slot_bit)
+            return
+        if event.block_size != self.block_size_tokens:
+            self.stats.other_block_size += len(hashes)
+            return
+        parent = None
+        if event.parent_block_hash is not None:
+            parent = self.table.by_engine_hash(event.parent_block_hash)
+            if parent is None:
+                # Its ancestors were published before we listened: without their tokens it has no own hash.
+                self.stats.unknown_parent += len(hashes)
+                return
+        num_full = len(event.token_ids) // self.block_size_tokens
+        if num_full < len(hashes):
+            hashes = hashes[:num_full]
+        seed, extra_keys = 0, None
+        if event.lora_name or event.cache_salt or event.extra_keys:
+            seed, extra_keys = _seed_and_extras(event)
+        try:
+            data = array("I", event.token_ids).tobytes()
+        except OverflowError:
+            self.stats.bad_events += 1  # a token id that is no u32
+            return
+        self.table.store_chain(hashes, parent, seed, data, self._block_bytes, extra_keys, slot_bit)
+        self.stats.stored += len(hashes)
+
+    def _removed(self, worker: int, event: BlockRemoved) -> None:
+        group = self._group[worker]
+        if event.group_idx is not None and group is not None and event.group_idx != group:
+            self.stats.other_group_events += 1
+            return
+        slot_bit = self._slots[worker * (_MEDIA + 1) + 1 + event.medium]
+        if slot_bit:
+            self.table.remove_holder(event.block_hashes, slot_bit)
+            self.stats.removed += len(event.block_hashes)
+
+    def _is_indexed(self, worker: int, event: BlockStored) -> bool:
+        if event.kv_cache_spec_kind not in _INDEXED_KINDS:
+            return False
+        if event.group_idx is None:
+            return True
+        if self._group[worker] is None:
+            self._group[worker] = event.group_idx
+        return self._group[worker] == event.group_idx
+
+    def _new_slot(self, worker: int, medium: Medium) -> int:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+            self._owner[slot] = worker
+        else:
+            slot = len(self._owner)
+            self._owner.append(worker)
+        slot_bit = 1 << slot
+        base = worker * (_MEDIA + 1)
+        self._slots[base] |= slot_bit
+        self._slots[base + 1 + medium] = slot_bit
+        self.table.alive |= slot_bit
+        self._of_medium[medium] |= slot_bit
+        if self._shared[worker]:
+            self._fetchable |= slot_bit
+        return slot_bit
+
+    # ---- lookups --------------------------------------------------------------------------------------
+
+    def place(self, worker: int, block_hashes: Sequence[int], now: float) -> None:
+        """A request with these blocks was sent to `worker`: it will hold them before its events say so."""
+        self._placements.add(worker, block_hashes, now)
+
+    def match(self, block_hashes: Sequence[int], now: float) -> IndexMatch:
+        levels = self.table.levels(block_hashes)
+        predicted = self._placements.levels(block_hashes, now)
+        if levels:
+            self.table.touch(block_hashes[levels[0][0] - 1])
+        for depth, holders in levels:
+            fetchable = holders & self._fetchable
+            if fetchable:
+                worker, medium = self._fastest(fetchable)
+                return IndexMatch(depth, worker, medium, levels, predicted, self._slots)
+        return IndexMatch(0, NO_WORKER, Medium.GPU, levels, predicted, self._slots)
+
+    def _fastest(self, slots: int) -> tuple[int, Medium]:
+        """(worker, medium) of one of `slots`, on the fastest medium among them."""
+        for medium in Medium:
+            of_medium = slots & self._of_medium[medium]
+            if of_medium:
+                return self._owner[of_medium.bit_length() - 1], medium
+        raise AssertionError("a live slot has a medium")
+
+
+def _seed_and_extras(event: BlockStored) -> tuple[int, list[object] | None]:
+    """The root seed and what remains of the extra keys, in the form requests are hashed with.
+
+    vLLM publishes per block, untagged: the LoRA name, (multimodal id, offset) pairs, the cache salt (first
+    block of a prompt only), prompt embedding digests.
+    """
+    cache_salt = event.cache_salt
+    extras: list[object] = []
+    for keys in event.extra_keys or ():
+        rest = list(keys) if keys else []
+        if rest and rest[0] == event.lora_name:
+            del rest[0]
+        if not extras and event.parent_block_hash is None and rest and isinstance(rest[-1], str):
+            cache_salt = rest.pop()
+        extras.append(rest or None)
+    extras.extend([None] * (len(event.block_hashes) - len(extras)))
+    return root_seed(event.lora_name, cache_salt), extras if any(extras) else None
