@@ -38,11 +38,16 @@ def document(name: str, tiny: bool) -> str:
     return text[:TINY_DOCUMENT_BYTES] if tiny else text
 
 
-def question(text: str, asked: str, stream: bool = True) -> Build:
-    request = Request(
-        "/v1/completions",
-        {**GREEDY, **(STREAM if stream else {}), "prompt": f"{text}\n\nQuestion: {asked}\nAnswer:"},
-    )
+def question(text: str, asked: str) -> Build:
+    """About a document given as the system message: the prompt's beginning is the same for every question."""
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": asked}]
+    request = Request("/v1/chat/completions", {**GREEDY, **STREAM, "messages": messages})
+    return lambda answers: request
+
+
+def continuation(text: str) -> Build:
+    """The other endpoint, and an answer in one piece; ignore_eos since a text may well end here."""
+    request = Request("/v1/completions", {**GREEDY, "prompt": text, "ignore_eos": True})
     return lambda answers: request
 
 
@@ -75,14 +80,14 @@ def steps(tiny: bool) -> list[Step]:
         "What did people use before that?",
     ]
     plan = [
-        Step("genesis, cold", "router", question(genesis, "What was made on the first day?")),
-        Step("genesis, asked again", "router", question(genesis, "What was made on the sixth day?")),
-        Step("genesis, not streamed", "router", question(genesis, "Who named the cattle?", stream=False)),
-        Step("declaration, by prefill alone", "prefill", question(declaration, "Who signed it?")),
+        Step("genesis, cold", "router", question(genesis, "What did God create on the first day?")),
+        Step("genesis, asked again", "router", question(genesis, "Who gave names to all cattle?")),
+        Step("genesis, continued", "router", continuation(genesis)),
+        Step("declaration, by prefill alone", "prefill", question(declaration, "Summarise this text.")),
         Step(
             "declaration, new to decode",
             "router",
-            question(declaration, "Which rights are named?"),
+            question(declaration, "Which unalienable rights are named?"),
             measures_reuse=True,
         ),
     ]
