@@ -1,0 +1,79 @@
+"""The index of all disks after a restart."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from kvcore.errors import ConfigError
+from store_server.ssd.disk import Disk
+from store_server.ssd.index import Index
+from store_server.ssd.segments import Contents
+from store_server.ssd.types import Location
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    num_objects: int = 0
+    num_segments: int = 0
+    num_segments_scanned: int = 0  # had no valid index snapshot
+    last_sequence: int = 0
+    elapsed_s: float = 0.0
+    failed_paths: list[str] = field(default_factory=list)
+
+
+def rebuild_index(disks: Sequence[Disk], index: Index) -> RebuildReport:
+    """Open the disks and fill the index; a disk that cannot be opened is marked failed. Blocks. ConfigError
+    when a path is in use by another store."""
+    begin_s = time.monotonic()
+    rebuild = _Rebuild(disks, index)
+    with ThreadPoolExecutor(len(disks), thread_name_prefix="ssd-open") as pool:
+        list(pool.map(rebuild.open_disk, disks))
+    rebuild.report.num_objects = len(index)
+    rebuild.report.elapsed_s = time.monotonic() - begin_s
+    return rebuild.report
+
+
+class _Rebuild:
+    def __init__(self, disks: Sequence[Disk], index: Index) -> None:
+        self.report = RebuildReport()
+        self._index = index
+        self._lock = threading.Lock()
+        # A key can lie on two disks after one of them was out for a while; the later write is then the right
+        # one.
+        self._sequences: dict[bytes, int] | None = {} if len(disks) > 1 else None
+
+    def open_disk(self, disk: Disk) -> None:
+        try:
+            disk.open(
+                lambda segment_id, contents, scanned: self._add(disk.number, segment_id, contents, scanned)
+            )
+        except ConfigError:
+            raise
+        except OSError as error:
+            log.error("%s is left out: %s", disk.directory, error)
+            disk.failed = True
+            with self._lock:
+                self._index.remove_disk(disk.number)
+                self.report.failed_paths.append(str(disk.directory))
+
+    def _add(self, disk: int, segment_id: int, contents: Contents, scanned: bool) -> None:
+        with self._lock:
+            for key in contents.removed:
+                place = self._index.location(key)
+                if place is not None and place.disk == disk:
+                    self._index.remove(key)
+            for key, record in contents.records.items():
+                if self._sequences is not None:
+                    if self._sequences.get(key, 0) > record.sequence and key in self._index:
+                        continue
+                    self._sequences[key] = record.sequence
+                place = Location(disk, segment_id, record.offset_bytes, record.size_bytes, record.num_layers)
+                self._index.add(key, place, record.checksums)
+            self.report.num_segments += 1
+            self.report.num_segments_scanned += scanned
+            self.report.last_sequence = max(self.report.last_sequence, contents.last_sequence)

@@ -1,0 +1,219 @@
+"""The segment files of one path and their byte cap. Used by that disk's writer thread only."""
+
+import fcntl
+import logging
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import xxhash
+
+from kvcore.errors import ConfigError
+from store_server.ssd.disk_io import NO_ROOM_ERRNOS, RECLAIM_ERRNOS, DiskIo
+from store_server.ssd.format import (
+    SNAPSHOT_MAGIC,
+    BatchBody,
+    Prelude,
+    Record,
+    encode_body,
+    encode_prelude,
+)
+
+log = logging.getLogger(__name__)
+
+_SEGMENT_NAME = re.compile(r"^segment-(\d{12})\.kv$")
+
+
+class NoRoom(Exception):
+    """Neither the disk nor the byte cap has room for another segment, and nothing of ours is left to
+    reclaim."""
+
+
+def segment_path(directory: Path, segment_id: int) -> Path:
+    return directory / f"segment-{segment_id:012d}.kv"
+
+
+def snapshot_path(directory: Path, segment_id: int) -> Path:
+    return directory / f"segment-{segment_id:012d}.index"
+
+
+class Contents:
+    """What a segment says about keys: `removed` happened before `records` are looked at."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, Record] = {}
+        self.removed: set[bytes] = set()
+        self.used_bytes = 0
+        self.last_sequence = 0
+
+    def apply(self, body: BatchBody, base_bytes: int, sequence: int) -> None:
+        """The next batch, which begins at `base_bytes` of the segment."""
+        for key in body.removed:
+            self.removed.add(key)
+            self.records.pop(key, None)
+        for record in body.records:
+            self.records[record.key] = Record(
+                record.key,
+                base_bytes + record.offset_bytes,
+                record.size_bytes,
+                record.num_layers,
+                record.checksums,
+                sequence,
+            )
+
+    @classmethod
+    def of_snapshot(cls, body: BatchBody, used_bytes: int, last_sequence: int) -> "Contents":
+        contents = cls()
+        contents.removed = set(body.removed)
+        contents.records = {record.key: record for record in body.records}
+        contents.used_bytes, contents.last_sequence = used_bytes, last_sequence
+        return contents
+
+
+class OpenSegment:
+    """The one segment being appended to."""
+
+    def __init__(self, segment_id: int, fd: int, size_bytes: int) -> None:
+        self.segment_id = segment_id
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self.contents = Contents()
+
+    @property
+    def free_bytes(self) -> int:
+        return self.size_bytes - self.contents.used_bytes
+
+
+class SegmentFiles:
+    """`sizes_bytes` maps the ids of all our files there, oldest first, to what they take on disk."""
+
+    def __init__(self, directory: Path, capacity_bytes: int, segment_bytes: int, io: DiskIo) -> None:
+        self.directory = directory
+        self.capacity_bytes = capacity_bytes
+        self.segment_bytes = segment_bytes
+        self.io = io
+        self.sizes_bytes: OrderedDict[int, int] = OrderedDict()
+        self.used_bytes = 0
+        self._next_id = 1
+        self._lock_fd = -1
+
+    def lock(self) -> None:
+        """Make the directory and claim it. ConfigError when another store uses it; OSError when it is
+        broken."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(
+                f"{self.directory} is in use by another store; give each store SSD paths of its own"
+            ) from None
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def existing_ids(self) -> list[int]:
+        """Ids of the segment files there, oldest first. Files of others are none of our business."""
+        names = (_SEGMENT_NAME.match(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def adopt(self, segment_id: int, size_bytes: int) -> None:
+        """Count a file found at start."""
+        self.sizes_bytes[segment_id] = size_bytes
+        self.used_bytes += size_bytes
+        self._next_id = max(self._next_id, segment_id + 1)
+
+    def truncate(self, segment_id: int, size_bytes: int) -> None:
+        """Cut off what follows the last batch of a segment found at start."""
+        os.truncate(segment_path(self.directory, segment_id), size_bytes)
+        self.used_bytes -= self.sizes_bytes[segment_id] - size_bytes
+        self.sizes_bytes[segment_id] = size_bytes
+
+    def reclaim_oldest(self) -> int | None:
+        """Delete the oldest segment; its id, or None when there is none."""
+        segment_id = next(iter(self.sizes_bytes), None)
+        if segment_id is not None:
+            self.discard(segment_id)
+        return segment_id
+
+    def discard(self, segment_id: int) -> None:
+        self.used_bytes -= self.sizes_bytes.pop(segment_id)
+        # The snapshot goes first: it must never outlive its segment and describe a later one.
+        snapshot_path(self.directory, segment_id).unlink(missing_ok=True)
+        segment_path(self.directory, segment_id).unlink(missing_ok=True)
+
+    def reclaim_to(self, limit_bytes: int) -> list[int]:
+        """Delete oldest segments until our files take no more than `limit_bytes`; their ids."""
+        dropped = []
+        while self.used_bytes > limit_bytes:
+            segment_id = self.reclaim_oldest()
+            if segment_id is None:
+                break
+            dropped.append(segment_id)
+        return dropped
+
+    def create(self, min_bytes: int, dropped: list[int]) -> OpenSegment:
+        """A new segment, after reclaiming as much as cap and disk ask for (ids go to `dropped`, also when it
+        fails). NoRoom when there is none to be had, OSError when the disk is broken."""
+        size_bytes = max(self.segment_bytes, min_bytes)
+        if size_bytes > self.capacity_bytes:
+            raise NoRoom(f"a batch of {size_bytes} bytes is over the cap of {self.capacity_bytes}")
+        dropped += self.reclaim_to(self.capacity_bytes - size_bytes)
+        while True:
+            try:
+                return self._create(size_bytes)
+            except OSError as error:
+                if error.errno not in NO_ROOM_ERRNOS:
+                    raise
+                # Over the cap is our own doing; here somebody else filled the disk, or a limit is in force.
+                segment_id = self.reclaim_oldest() if error.errno in RECLAIM_ERRNOS else None
+                if segment_id is None:
+                    raise NoRoom(f"{self.directory}: {error.strerror}") from error
+                dropped.append(segment_id)
+
+    def _create(self, size_bytes: int) -> OpenSegment:
+        segment_id = self._next_id
+        path = segment_path(self.directory, segment_id)
+        fd = self.io.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self.io.allocate(fd, size_bytes)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        self.adopt(segment_id, size_bytes)
+        return OpenSegment(segment_id, fd, size_bytes)
+
+    def seal(self, segment: OpenSegment) -> None:
+        """Give back the unused end, make the data durable, and write the snapshot of its index."""
+        used_bytes = segment.contents.used_bytes
+        os.ftruncate(segment.fd, used_bytes)
+        self.io.sync(segment.fd)
+        os.close(segment.fd)
+        if segment.segment_id in self.sizes_bytes:
+            self.used_bytes -= self.sizes_bytes[segment.segment_id] - used_bytes
+            self.sizes_bytes[segment.segment_id] = used_bytes
+            self.write_snapshot(segment.segment_id, segment.contents)
+
+    def write_snapshot(self, segment_id: int, contents: Contents) -> None:
+        """Without a snapshot the segment is scanned at start, so failing to write one only costs time
+        then."""
+        body = encode_body(BatchBody(list(contents.records.values()), list(contents.removed)))
+        digest = xxhash.xxh3_64_intdigest(body)
+        prelude = Prelude(len(body), segment_id, 0, contents.last_sequence, contents.used_bytes, digest)
+        final = snapshot_path(self.directory, segment_id)
+        partial = final.with_suffix(".index.tmp")
+        try:
+            with open(partial, "wb") as file:
+                file.write(encode_prelude(SNAPSHOT_MAGIC, prelude) + body)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(final)
+        except OSError as error:
+            log.warning("%s: no index snapshot written: %s", final, error)
+            partial.unlink(missing_ok=True)
