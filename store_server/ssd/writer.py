@@ -106,8 +106,8 @@ class Writer:
                     self._refuse_for_now(writes, removed, error)
                 else:
                     self._failed = True
-                    self._refuse(writes, Status.UNAVAILABLE)
                     self._on_failure(error)
+                    self._refuse(writes, Status.UNAVAILABLE)
             finally:
                 self._release(writes)
         self._finish()
