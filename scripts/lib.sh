@@ -131,7 +131,7 @@ add_clone() {
 ensure_env() {
     local name="$1" packages stamp
     find_python
-    if [ "$name" = engine ] && ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+    if [ "$name" = engine ] && ! PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
         apt_install "libnuma (vLLM's CPU kernels link to it)" libnuma1
     fi
     mkdir -p "$SUITE_CACHE" "$SUITE_ROOT/.venv"

@@ -34,10 +34,10 @@ def measure(saved: Path, loaded: Path, layers_read_before_seal: int) -> Overlap:
     """`saved`, `loaded`: trace files of the engine that computed and of the one that followed."""
     last_commit: dict[str, tuple[int, int]] = {}  # block -> (highest layer, when it was committed)
     for event in _events(saved, "save_layer_committed"):
-        entry = (event["layer"], event["monotonic_ns"])
+        entry = (event["layer"], event["ns"])
         last_commit[event["block"]] = max(entry, last_commit.get(event["block"], entry))
     leads_ns = [
-        last_commit[event["block"]][1] - event["monotonic_ns"]
+        last_commit[event["block"]][1] - event["ns"]
         for event in _events(loaded, "load_layer_done")
         if event["layer"] == 0 and event["block"] in last_commit
     ]
