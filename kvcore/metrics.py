@@ -7,6 +7,9 @@ ROUTER_PREFIX = "mooncake_router_"
 # Store gauges (also the keys of StatsReply.values)
 POOL_SIZE_BYTES = "pool_size_bytes"
 POOL_USED_BYTES = "pool_used_bytes"
+POOL_WASTED_BYTES = "pool_wasted_bytes"  # used, but by rounding up to size classes
+POOL_STRANDED_BYTES = "pool_stranded_bytes"  # free, but only for objects of one size class
+POOL_FREE_SLABS = "pool_free_slabs"
 METADATA_BYTES = "metadata_bytes"
 OBJECTS = "objects"
 OBJECTS_PENDING = "objects_pending"
@@ -30,3 +33,36 @@ RESERVE_FULL_TOTAL = "reserve_full_total"
 CORRUPT_TOTAL = "corrupt_total"
 LEASES_EXPIRED_TOTAL = "leases_expired_total"
 PROTOCOL_ERRORS_TOTAL = "protocol_errors_total"
+
+# Connector counters (bytes and blocks are those of one rank, summed over ranks by vLLM)
+LOOKUPS_TOTAL = "lookups_total"
+LOOKUP_TIMEOUTS_TOTAL = "lookup_timeouts_total"
+LOADED_BLOCKS_TOTAL = "loaded_blocks_total"
+LOADED_BYTES_TOTAL = "loaded_bytes_total"
+LOAD_SECONDS_TOTAL = "load_seconds_total"
+LOAD_FAILED_BLOCKS_TOTAL = "load_failed_blocks_total"
+LOADS_FAILED_TOTAL = "loads_failed_total"
+SAVED_BLOCKS_TOTAL = "saved_blocks_total"
+SAVED_BYTES_TOTAL = "saved_bytes_total"
+SAVE_SKIPPED_PRESENT_TOTAL = "save_skipped_present_total"  # EXISTS or PENDING: somebody has saved it
+SAVE_SKIPPED_FULL_TOTAL = "save_skipped_full_total"  # the store had no room
+SAVE_SKIPPED_STAGING_TOTAL = "save_skipped_staging_total"  # layers came faster than they could leave
+SAVE_FAILED_BLOCKS_TOTAL = "save_failed_blocks_total"  # the store went away or refused
+HOOK_ERRORS_TOTAL = "hook_errors_total"  # a bug of ours that was kept out of the engine's step
+
+# Router
+ACTIVE_REQUESTS = "active_requests"
+CLIENT_CONNECTIONS = "client_connections"
+CLIENTS_GONE_TOTAL = "clients_gone_total"
+DECODE_ONLY_TOTAL = "decode_only_total"
+FIRST_BYTE_SECONDS = "first_byte_seconds"
+INSTANCE_BREAKER_OPEN = "instance_breaker_open"
+INSTANCE_CONNECTIONS = "instance_connections"
+INSTANCE_IN_FLIGHT = "instance_in_flight"
+INSTANCE_UP = "instance_up"
+LEGS_TOTAL = "legs_total"
+REFUSALS_TOTAL = "refusals_total"
+REJECTIONS_TOTAL = "rejections_total"
+REQUEST_SECONDS = "request_seconds"
+REQUESTS_TOTAL = "requests_total"
+RETRIES_TOTAL = "retries_total"

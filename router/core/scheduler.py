@@ -45,6 +45,10 @@ class Scheduler:
         """Another decode instance for a request whose prefill stays where it is (a retry)."""
         return self._decode_policy.choose(request, _allowed(view.decode or view.mixed, request), view, now)
 
+    def choose_prefill(self, request: RequestView, view: ClusterView, now: float) -> Choice:
+        """Another prefill instance for a request whose decode is under way (a retry)."""
+        return self._prefill_policy.choose(request, _allowed(view.prefill, request), view, now)
+
 
 def _allowed(pool: Sequence[InstanceState], request: RequestView) -> Sequence[InstanceState]:
     if not request.excluded:

@@ -1,0 +1,138 @@
+"""The router as a whole: what it owns, how it starts, drains and stops."""
+
+import asyncio
+import contextlib
+import logging
+
+from router.cluster import Cluster
+from router.config import RouterConfig
+from router.core.policies import make_policy
+from router.core.scheduler import Scheduler
+from router.discovery import Discovery
+from router.endpoints import key_is_known, route
+from router.health import HealthMonitor
+from router.http.request import Request
+from router.http.response import error_response
+from router.http.server import ActiveRequest, ClientConnection
+from router.ids import IdSource
+from router.metrics import RouterMetrics
+from router.protocols import pd_protocol
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL_S = 0.5
+
+
+class Router:
+    """`start`, then serve until `stop`. One event loop, one thread; more processes may share a port's work
+    behind any TCP balancer, each with its own view."""
+
+    def __init__(self, config: RouterConfig, discovery: Discovery) -> None:
+        self.config = config
+        self.limits = config.http
+        self.draining = False
+        self._connections: set[ClientConnection] = set()
+        self._no_connections = asyncio.Event()
+        self.ids = IdSource()
+        self.metrics = RouterMetrics()
+        self.cluster = Cluster(
+            breaker=config.breaker,
+            upstream_idle_timeout_s=config.upstream_idle_timeout_ms / 1e3,
+            connect_timeout_s=config.connect_timeout_ms / 1e3,
+        )
+        self.scheduler = Scheduler(
+            make_policy(config.prefill_policy or config.policy, config.scheduling),
+            make_policy(config.decode_policy or config.policy, config.scheduling),
+        )
+        self.generation = pd_protocol(config.pd_protocol)
+        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._discovery = discovery
+        self._health = HealthMonitor(self.cluster, config.health)
+        self._server: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> tuple[str, int]:
+        """Listens; returns the address. Raises OSError when it cannot."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self), self.config.host, self.config.port, backlog=2048
+        )
+        discovered = asyncio.Event()
+        self._tasks = [loop.create_task(self._discover(discovered)), loop.create_task(self._sweep_forever())]
+        await discovered.wait()
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def drain(self) -> None:
+        """Takes no new connections, lets running requests end within the drain timeout."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        try:
+            await asyncio.wait_for(self._all_closed(), self.config.drain_timeout_ms / 1e3)
+        except asyncio.TimeoutError:
+            logger.warning("drain timeout: requests are cut", extra={"connections": len(self._connections)})
+
+    async def stop(self) -> None:
+        """Cuts what is left. Idempotent; `drain` first to be polite."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._health.close()
+        await self.cluster.close()
+        await self._all_closed()
+
+    async def _all_closed(self) -> None:
+        self._no_connections.clear()
+        if self._connections:
+            await self._no_connections.wait()
+
+    async def _discover(self, discovered: asyncio.Event) -> None:
+        async for specs in self._discovery.changes():
+            self.cluster.apply(specs)
+            self._health.watch()
+            discovered.set()
+
+    async def _sweep_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
+            now = loop.time()
+            for connection in list(self._connections):
+                connection.sweep(now)
+            self.cluster.sweep(now)
+
+    # What connections need of us (router.http.server.Application)
+
+    def opened(self, client: ClientConnection) -> bool:
+        self._connections.add(client)
+        self.metrics.client_connections = len(self._connections)
+        return len(self._connections) <= self.limits.max_connections
+
+    def closed(self, client: ClientConnection) -> None:
+        self._connections.discard(client)
+        self.metrics.client_connections = len(self._connections)
+        if not self._connections:
+            self._no_connections.set()
+
+    def handle(self, client: ClientConnection, request: Request) -> ActiveRequest | None:
+        try:
+            return route(self, client, request)
+        except Exception:
+            # A bug of ours costs this one request, not the router.
+            logger.exception("internal error", extra={"path": request.path.decode("latin-1")})
+            with contextlib.suppress(Exception):
+                client.respond(error_response(500, "internal error of the router; its log says more"))
+            return None
+
+    def refused(self, status: int) -> None:
+        self.metrics.refusals[status] += 1
+
+    def authorized(self, request: Request) -> bool:
+        return not self._keys or key_is_known(request.headers.get(b"authorization", b""), self._keys)

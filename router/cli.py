@@ -1,0 +1,201 @@
+"""`mooncake-router`: flags, then the event loop until SIGTERM or SIGINT."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from kvcore import __version__
+from kvcore.config import add_flags, flag_overrides, load_config
+from kvcore.errors import ConfigError
+from router.app import Router
+from router.config import RouterConfig
+from router.core.policies import POLICIES
+from router.discovery import StaticDiscovery
+from router.logs import configure_logging
+from router.protocols import PD_PROTOCOLS
+
+_ENV_PREFIX = "MOONCAKE_ROUTER"
+
+_DESCRIPTION = """\
+An OpenAI-compatible router in front of vLLM engines. Streams pass through byte for byte.
+
+Engines that each do everything:
+  mooncake-router --worker-urls http://10.0.0.1:8000 http://10.0.0.2:8000 --policy least_loaded
+
+Separate prefill and decode engines that share KV through mooncake-store (each vLLM started with
+--kv-transfer-config '{"kv_connector":"MooncakeSuiteConnector", ...}'):
+  mooncake-router --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 --decode http://10.0.0.3:8000
+
+Then point any OpenAI client at it:
+  curl http://127.0.0.1:30000/v1/completions -H 'content-type: application/json' \\
+       -d '{"model": "MODEL", "prompt": "Hello", "max_tokens": 16, "stream": true}'
+"""
+
+_EPILOG = """\
+Everything can also be set in a file (--config router.toml; flags win) or in the environment
+(MOONCAKE_ROUTER_PORT=8080, MOONCAKE_ROUTER_RETRY_MAX_RETRIES=2). Sizes accept "64kb", durations "30s".
+
+GET /health answers 200 while the router lives, /ready when an engine can answer, /metrics for Prometheus.
+"""
+
+# Flags of the vllm-router and sglang-router family whose unit or name differs from ours: (field, ms a unit).
+_FAMILY_FLAGS = {
+    "--request-timeout-secs": ("request_timeout_ms", 1000),
+    "--max-payload-size": ("http.max_body_bytes", 1),
+    "--retry-max-retries": ("retry.max_retries", 1),
+    "--cb-failure-threshold": ("breaker.failure_threshold", 1),
+    "--cb-success-threshold": ("breaker.success_threshold", 1),
+    "--cb-timeout-duration-secs": ("breaker.open_ms", 1000),
+    "--cb-window-duration-secs": ("breaker.window_ms", 1000),
+    "--health-check-endpoint": ("health.path", None),
+    "--health-check-interval-secs": ("health.interval_ms", 1000),
+    "--health-check-timeout-secs": ("health.timeout_ms", 1000),
+    "--health-failure-threshold": ("health.failure_threshold", 1),
+    "--health-success-threshold": ("health.success_threshold", 1),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    # "resolve": the list flags below replace the one-value form that the schema gives.
+    parser = argparse.ArgumentParser(
+        "mooncake-router",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"mooncake-router {__version__}")
+    engines = parser.add_argument_group("engines")
+    basics = parser.add_argument_group("running")
+    family = parser.add_argument_group("names of the vllm-router family for some of the above")
+    add_flags(parser, RouterConfig)
+    engines.add_argument(
+        "--worker-urls", nargs="+", metavar="URL", help="engines that prefill and decode, http://HOST:PORT"
+    )
+    engines.add_argument("--prefill", action="append", metavar="URL", help="a prefill engine; repeat it")
+    engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat it")
+    names = ", ".join(sorted(POLICIES))
+    engines.add_argument("--policy", metavar="NAME", help=f"{names} (default: round_robin)")
+    engines.add_argument("--prefill-policy", metavar="NAME", help="for the prefill pool (default: --policy)")
+    engines.add_argument("--decode-policy", metavar="NAME", help="for the decode pool (default: --policy)")
+    engines.add_argument(
+        "--pd-protocol", metavar="NAME", help=f"{', '.join(sorted(PD_PROTOCOLS))} (default: suite)"
+    )
+    basics.add_argument("--config", metavar="FILE", help="a .toml, .json or .yaml file")
+    basics.add_argument(
+        "--ready-file", metavar="FILE", help='written when listening: {"pid", "host", "port", "url"}'
+    )
+    basics.add_argument(
+        "--api-key", action="append", dest="api_keys", metavar="KEY", help="a key clients must send; repeat"
+    )
+    for flag, (field, _) in _FAMILY_FLAGS.items():
+        family.add_argument(flag, dest=f"family {flag}", metavar="VALUE", help=f"sets {field}")
+    family.add_argument("--disable-retries", action="store_true", help="sets retry.max_retries to 0")
+    family.add_argument("--disable-circuit-breaker", action="store_true", help="clears breaker.enabled")
+    return parser
+
+
+def read_config(argv: Sequence[str] | None = None) -> tuple[RouterConfig, argparse.Namespace]:
+    """Raises ConfigError; leaves through argparse for --help and flags it does not know."""
+    args = make_parser().parse_args(argv)
+    overrides: dict[str, Any] = flag_overrides(RouterConfig, args)
+    for flag, (field, unit) in _FAMILY_FLAGS.items():
+        value = getattr(args, f"family {flag}")
+        if value is not None:
+            overrides[field] = value if unit in (None, 1) else _scaled(flag, value, unit)
+    if args.disable_retries:
+        overrides["retry.max_retries"] = 0
+    if args.disable_circuit_breaker:
+        overrides["breaker.enabled"] = False
+    config = load_config(
+        RouterConfig, file=args.config, env_prefix=_ENV_PREFIX, environ=os.environ, overrides=overrides
+    )
+    return config, args
+
+
+def _scaled(flag: str, value: str, unit: int) -> float:
+    try:
+        return float(value) * unit
+    except ValueError:
+        raise ConfigError(f"{flag} {value!r}: not a number of seconds") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a drain, 2 for a mistake in the configuration, 1 when it cannot listen."""
+    try:
+        config, args = read_config(argv)
+        specs = config.instance_specs()
+        configure_logging(config.log_level, as_json=config.log_json)
+        status: int = uvloop.run(_serve(config, StaticDiscovery(specs), args.ready_file))
+        return status
+    except ConfigError as error:
+        print(f"mooncake-router: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"mooncake-router: cannot listen: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+async def _serve(config: RouterConfig, discovery: StaticDiscovery, ready_file: str | None) -> int:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    router = Router(config, discovery)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        host, port = await router.start()
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if ready_file is not None:
+            write_ready_file(Path(ready_file), {"pid": os.getpid(), "host": host, "port": port, "url": url})
+        print(f"mooncake-router ready on {url} ({summary(config)})", flush=True)
+        await stopping.wait()
+        stopping.clear()
+        print("mooncake-router draining (once more to stop at once)", flush=True)
+        draining = loop.create_task(router.drain())
+        impatient = loop.create_task(stopping.wait())
+        await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, impatient):
+            task.cancel()
+        await asyncio.gather(draining, impatient, return_exceptions=True)
+    finally:
+        await router.stop()
+        if ready_file is not None:
+            _remove(Path(ready_file))
+    return 0
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def summary(config: RouterConfig) -> str:
+    if config.worker_urls:
+        return f"{len(config.worker_urls)} engines, {config.policy}"
+    prefill = config.prefill_policy or config.policy
+    decode = config.decode_policy or config.policy
+    return (
+        f"{len(config.prefill)} prefill by {prefill}, {len(config.decode)} decode by {decode}, "
+        f"protocol {config.pd_protocol}"
+    )
+
+
+def write_ready_file(path: Path, content: dict[str, Any]) -> None:
+    """Renamed into place: whoever waits for the file never reads half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content) + "\n")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

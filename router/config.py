@@ -1,0 +1,103 @@
+"""Everything a user can set. Flags, the file and the environment (MOONCAKE_ROUTER_*) all end here."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvcore.errors import ConfigError
+from router.breaker import BreakerConfig
+from router.core.settings import Settings
+from router.http.limits import HttpLimits
+from router.instance import InstanceSpec, Role, parse_instance_url
+
+Milliseconds = Annotated[float, Meta(gt=0)]
+
+
+class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_retries: Annotated[
+        int, Meta(ge=0, description="other instances tried before the first byte of an answer")
+    ] = 5
+    budget_ms: Annotated[
+        float, Meta(gt=0, description="no retry begins later than this after the request came")
+    ] = 60_000
+
+
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: Annotated[str, Meta(pattern="^/", description="probed with GET on each engine; 2xx is healthy")] = (
+        "/health"
+    )
+    interval_ms: Annotated[float, Meta(gt=0, description="between probes of one engine")] = 10_000
+    timeout_ms: Annotated[float, Meta(gt=0, description="a probe without an answer by then has failed")] = (
+        5_000
+    )
+    failure_threshold: Annotated[
+        int, Meta(gt=0, description="failed probes in a row that take an engine out")
+    ] = 3
+    success_threshold: Annotated[int, Meta(gt=0, description="good probes in a row that bring it back")] = 2
+    startup_interval_ms: Annotated[
+        float, Meta(gt=0, description="between probes of an engine that has never been healthy")
+    ] = 1_000
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 30000
+    worker_urls: Annotated[
+        tuple[str, ...], Meta(description="engines that prefill and decode, http://HOST:PORT")
+    ] = ()
+    prefill: Annotated[tuple[str, ...], Meta(description="engines that only prefill")] = ()
+    decode: Annotated[tuple[str, ...], Meta(description="engines that decode what others prefilled")] = ()
+    policy: Annotated[str, Meta(description="how an engine is chosen")] = "round_robin"
+    prefill_policy: Annotated[str, Meta(description="for the prefill pool; empty: as --policy")] = ""
+    decode_policy: Annotated[str, Meta(description="for the decode pool; empty: as --policy")] = ""
+    pd_protocol: Annotated[str, Meta(description="how prefill and decode engines hand over KV")] = "suite"
+    pd_wait_ms: Annotated[
+        int,
+        Meta(gt=0, description="how long a decode engine waits for layers of its prefill engine"),
+    ] = 30_000
+    api_keys: Annotated[
+        tuple[str, ...], Meta(description="keys clients must send as 'Authorization: Bearer KEY'; none: open")
+    ] = ()
+    max_concurrent_requests: Annotated[
+        int, Meta(ge=0, description="more are answered 429; 0: no limit but that of connections")
+    ] = 0
+    request_timeout_ms: Annotated[float, Meta(gt=0, description="a request may take this long in all")] = (
+        1_800_000
+    )
+    connect_timeout_ms: Annotated[float, Meta(gt=0, description="to connect to an engine")] = 5_000
+    upstream_idle_timeout_ms: Annotated[
+        float, Meta(gt=0, description="idle engine connections; below the engine's own, which is 5s in vLLM")
+    ] = 4_000
+    drain_timeout_ms: Annotated[
+        float, Meta(ge=0, description="after SIGTERM, running requests have this long to end")
+    ] = 30_000
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="debug ... error")] = (
+        "info"
+    )
+    log_json: Annotated[bool, Meta(description="one JSON object a log line")] = False
+    retry: RetryConfig = RetryConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    health: HealthConfig = HealthConfig()
+    http: HttpLimits = HttpLimits()
+    scheduling: Settings = Settings()
+
+    def instance_specs(self) -> list[InstanceSpec]:
+        """Checked: ConfigError when nothing could be routed, or a pool lacks its other half."""
+        groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
+        specs: dict[str, InstanceSpec] = {}
+        for role, urls in groups:
+            for raw in urls:
+                host, port = parse_instance_url(raw)
+                url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                if url in specs:
+                    raise ConfigError(f"engine {url} is given twice; one engine has one role")
+                specs[url] = InstanceSpec(url, role)
+        if not specs:
+            raise ConfigError("no engines: give --worker-urls, or --prefill and --decode")
+        if self.worker_urls and (self.prefill or self.decode):
+            raise ConfigError("--worker-urls cannot be mixed with --prefill and --decode")
+        if bool(self.prefill) != bool(self.decode):
+            missing = "--decode" if self.prefill else "--prefill"
+            raise ConfigError(f"{missing} is missing: separate pools need at least one engine each")
+        return list(specs.values())

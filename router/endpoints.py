@@ -1,0 +1,109 @@
+"""Which path is answered by whom."""
+
+import hmac
+from typing import TYPE_CHECKING
+
+from router.http.request import Request
+from router.http.response import TEXT, Response, error_response, json_response
+from router.http.server import ActiveRequest, ClientConnection
+from router.instance import Health
+from router.metrics import exposition
+from router.protocols.base import Exchange
+from router.request_view import BadInput, read_request_view
+
+if TYPE_CHECKING:
+    from router.app import Router
+
+_GENERATE = frozenset({b"/v1/completions", b"/v1/chat/completions"})
+# Engine endpoints beside /v1/; what controls an engine (/sleep, /abort_request, ...) is not for clients.
+_PASSED = frozenset({b"/tokenize", b"/detokenize"})
+_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def route(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
+    """Begins the answer to one request; None when it is already complete."""
+    path, method = request.path, request.method
+    if path in _GENERATE or path in _PASSED or path.startswith(b"/v1/"):
+        refusal = _refusal(router, request)
+        if refusal is None:
+            return _forward(router, client, request)
+        response = refusal
+    elif path not in _OWN:
+        response = error_response(
+            404, f"{method.decode()} {path.decode('latin-1')}: there is no such endpoint"
+        )
+    elif method not in (b"GET", b"HEAD"):
+        response = error_response(405, f"{path.decode()} answers GET", headers=b"allow: GET, HEAD\r\n")
+    else:
+        response = _OWN[path](router)
+    if response.status >= 400:
+        router.metrics.refusals[response.status] += 1
+    client.respond(response)
+    return None
+
+
+def _refusal(router: "Router", request: Request) -> Response | None:
+    method = request.method
+    if not router.authorized(request):
+        return error_response(401, "the API key is missing or wrong", headers=b"www-authenticate: Bearer\r\n")
+    if method != b"POST" and (method != b"GET" or request.path in _GENERATE):
+        allowed = "POST" if request.path in _GENERATE else "GET and POST"
+        return error_response(405, f"{request.path.decode('latin-1')} answers {allowed}")
+    limit = router.config.max_concurrent_requests
+    if limit and router.metrics.active_requests >= limit:
+        return error_response(
+            429, f"the router is at its limit of {limit} requests", headers=b"retry-after: 1\r\n"
+        )
+    return None
+
+
+def _forward(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
+    generates = request.path in _GENERATE
+    given_id = request.headers.get(b"x-request-id")
+    request_id = given_id.decode("latin-1") if given_id else router.ids.next_id()
+    try:
+        view = read_request_view(request_id, request, generates=generates)
+    except BadInput as error:
+        router.metrics.refusals[400] += 1
+        client.respond(error_response(400, str(error)))
+        return None
+    kind = router.generation if generates and router.cluster.separates_prefill else Exchange
+    exchange = kind(router, client, request, view)
+    exchange.start()
+    return exchange
+
+
+def key_is_known(authorization: bytes, keys: tuple[bytes, ...]) -> bool:
+    """ "Bearer KEY" with one of the keys; compares in constant time."""
+    scheme, _, key = authorization.partition(b" ")
+    matches = [hmac.compare_digest(key.strip(), known) for known in keys]
+    return scheme.lower() == b"bearer" and any(matches)
+
+
+def _health(router: "Router") -> Response:
+    """Alive. Says nothing of the engines: a router without engines must not be restarted for it."""
+    return Response(200, b"", TEXT)
+
+
+def _ready(router: "Router") -> Response:
+    instances = {
+        i.url: {
+            "role": i.role.value,
+            "health": i.health.value,
+            "in_flight": i.in_flight,
+            "breaker": "closed" if i.breaker.is_closed else "open",
+            **({"detail": i.health_detail} if i.health is not Health.UP else {}),
+        }
+        for i in router.cluster.instances.values()
+    }
+    ready = router.cluster.is_ready() and not router.draining
+    return json_response(
+        200 if ready else 503, {"ready": ready, "draining": router.draining, "instances": instances}
+    )
+
+
+def _metrics(router: "Router") -> Response:
+    return Response(200, exposition(router.metrics, router.cluster), _METRICS_TYPE)
+
+
+_OWN = {b"/health": _health, b"/ready": _ready, b"/metrics": _metrics}

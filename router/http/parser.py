@@ -1,0 +1,203 @@
+"""Bytes from a client in, complete `Request`s out. Sans-IO: no socket, no clock."""
+
+from collections.abc import Callable
+from enum import Enum
+
+import httptools
+
+from router.http.limits import HttpLimits
+from router.http.request import Request
+
+# RFC 9110 section 7.6.1: these concern one hop. Host and Content-Length are written anew for the engine, and
+# Expect has been answered by us.
+_NOT_FORWARDED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+class BadRequest(Exception):
+    """The client's bytes cannot be served; `status` is the HTTP status to answer before closing."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+
+
+class RequestParser:
+    """Feeds `on_request` with each complete request, in order, from inside `feed`.
+
+    `on_expect_continue` is called when a client waits for "100 Continue" before sending its body. After
+    `BadRequest` was raised nothing more may be fed. `body_bytes` counts the body read so far.
+    """
+
+    def __init__(
+        self,
+        limits: HttpLimits,
+        on_request: Callable[[Request], None],
+        on_expect_continue: Callable[[], None],
+    ) -> None:
+        self._limits = limits
+        self._on_request = on_request
+        self._on_expect_continue = on_expect_continue
+        self._parser = httptools.HttpRequestParser(self)
+        self._error: BadRequest | None = None
+        self._closing = False
+        self._keep_alive = True
+        self._is_http_1_0 = False
+        self._forward_lines = b""
+        self.phase = Phase.IDLE
+        self.body_bytes = 0
+        self._head_bytes = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._lines: list[bytes] = []
+        self._dropped: list[bytes] = []
+        self._body: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Raises BadRequest."""
+        if self._closing:
+            return  # RFC 9112 section 9.6: what follows a request with "Connection: close" is not read
+        if self.phase is not Phase.BODY:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._refeed_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if self._closing and self._error is None:
+                return
+            raise self._error or BadRequest(400, f"malformed HTTP request: {error}") from None
+        if self.phase is Phase.HEAD and self._head_bytes > self._limits.max_header_bytes:
+            raise self._too_large_head()
+
+    def _too_large_head(self) -> BadRequest:
+        return BadRequest(431, f"request head larger than {self._limits.max_header_bytes} bytes")
+
+    def _refeed_without_upgrade(self, rest: bytes) -> None:
+        """Clients such as Java's offer h2c on every request; the offer is declined by ignoring it (RFC 9110
+        section 7.8), but llhttp has stopped before the body. So the head is parsed again without it."""
+        if self._parser.get_method() == b"CONNECT":
+            raise BadRequest(405, "CONNECT is not supported")
+        method, target, lines = self._parser.get_method(), self._target, self._lines
+        framing = [
+            line
+            for line in self._dropped
+            if not line.lower().startswith((b"upgrade:", b"connection:", b"http2-settings:"))
+        ]
+        version = self._parser.get_http_version().encode()
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(
+            b"%b %b HTTP/%b\r\n%b%b\r\n" % (method, target, version, b"".join(lines), b"".join(framing))
+            + rest
+        )
+
+    # Callbacks of httptools, from inside feed_data.
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self.phase = Phase.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.phase is Phase.BODY:
+            return  # a trailer
+        lower = name.lower()
+        self._headers[lower] = value
+        if lower in _NOT_FORWARDED:
+            self._dropped.append(b"%b: %b\r\n" % (name, value))
+        else:
+            self._lines.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            return
+        headers = self._headers
+        self._is_http_1_0 = parser.get_http_version() == "1.0"
+        self._keep_alive = not self._is_http_1_0 and parser.should_keep_alive()
+        self._head_bytes = 0
+        self.phase = Phase.BODY
+        self.body_bytes = 0
+        self._forward_lines = b"".join(self._lines)
+        if len(self._forward_lines) > self._limits.max_header_bytes:
+            self._fail(self._too_large_head())
+        if int(headers.get(b"content-length", b"0")) > self._limits.max_body_bytes:
+            self._fail(self._too_large_body())
+        if b"expect" in headers:
+            if headers[b"expect"].lower() != b"100-continue":
+                self._fail(BadRequest(417, "only 'Expect: 100-continue' is understood"))
+            self._on_expect_continue()
+
+    def on_body(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if self.body_bytes > self._limits.max_body_bytes:
+            self._fail(self._too_large_body())
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            return
+        self.phase = Phase.IDLE
+        self._closing = not self._keep_alive
+        target = self._target
+        if target[:1] != b"/":
+            target = _origin_form(target)
+            if not target:
+                self._fail(BadRequest(400, "the request target is not a path"))
+        body = self._body
+        self._on_request(
+            Request(
+                parser.get_method(),
+                target,
+                target.partition(b"?")[0],
+                self._headers,
+                self._forward_lines,
+                body[0] if len(body) == 1 else b"".join(body),
+                self._keep_alive,
+                self._is_http_1_0,
+            )
+        )
+
+    def _too_large_body(self) -> BadRequest:
+        return BadRequest(413, f"request body larger than {self._limits.max_body_bytes} bytes")
+
+    def _fail(self, error: BadRequest) -> None:
+        self._error = error
+        raise error
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Path and query of an absolute-form target (RFC 9112 section 3.2.2); empty for anything else."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return b""
+    _, slash, path = rest.partition(b"/")
+    return b"/" + path if slash else b"/"

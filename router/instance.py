@@ -1,0 +1,72 @@
+"""One engine as the shell knows it: its connections, our load on it, its health."""
+
+from enum import Enum
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvcore.errors import ConfigError
+from router.breaker import Breaker, BreakerConfig
+from router.core.view import InstanceState
+from router.http.upstream import UpstreamPool
+
+
+class Role(str, Enum):
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Health(str, Enum):
+    UNKNOWN = "unknown"  # not probed yet; requests may go there, readiness does not count on it
+    UP = "up"
+    DOWN = "down"
+
+
+class InstanceSpec(msgspec.Struct, frozen=True):
+    """What discovery finds. `url` is the engine's base URL without a trailing slash, and its id."""
+
+    url: str
+    role: Role
+
+
+def parse_instance_url(url: str) -> tuple[str, int]:
+    """Host and port of "http://host:port". ConfigError says what is wrong with anything else."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"engine URL {url!r}: {error}") from None
+    if parts.scheme != "http":
+        raise ConfigError(f"engine URL {url!r}: engines are reached over http://, not {parts.scheme}://")
+    if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
+        raise ConfigError(f"engine URL {url!r}: write it as http://HOST:PORT")
+    return parts.hostname, port or 80
+
+
+class Instance:
+    """`in_flight` counts our legs on it; `draining` ones get no new requests."""
+
+    def __init__(self, spec: InstanceSpec, pool: UpstreamPool, breaker: BreakerConfig) -> None:
+        self.url = spec.url
+        self.role = spec.role
+        self.pool = pool
+        self.breaker = Breaker(breaker)
+        self.in_flight = 0
+        self.health = Health.UNKNOWN
+        self.health_detail = ""
+        self.draining = False
+        self._state = InstanceState(self.url)
+
+    def is_available(self, now: float) -> bool:
+        return (
+            self.health is not Health.DOWN
+            and not self.draining
+            and (self.breaker.is_closed or self.breaker.admits(now, self.in_flight))
+        )
+
+    def state(self) -> InstanceState:
+        """For the core: an immutable snapshot, remade only when something changed."""
+        if self._state.in_flight_requests != self.in_flight:
+            self._state = InstanceState(self.url, in_flight_requests=self.in_flight)
+        return self._state

@@ -1,0 +1,14 @@
+"""Ways of serving a request, by the name a user gives (`--pd-protocol`); one file each."""
+
+from kvcore.errors import ConfigError
+from router.protocols.base import Exchange
+from router.protocols.suite import SuiteExchange
+
+PD_PROTOCOLS: dict[str, type[Exchange]] = {"suite": SuiteExchange}
+
+
+def pd_protocol(name: str) -> type[Exchange]:
+    """ConfigError, naming the known ones, when there is no such protocol."""
+    if name not in PD_PROTOCOLS:
+        raise ConfigError(f"no P/D protocol {name!r}; there are: {', '.join(sorted(PD_PROTOCOLS))}")
+    return PD_PROTOCOLS[name]

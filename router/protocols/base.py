@@ -1,0 +1,273 @@
+"""One client request on its way through the cluster: the leg that answers it, with retries.
+
+Every way of serving (no P/D, and each P/D protocol) is an `Exchange`: it has exactly one leg that answers the
+client, and may have others beside it. Nothing here awaits; events come from the connections.
+"""
+
+import asyncio
+import logging
+import math
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from router.cluster import Cluster
+from router.config import RouterConfig
+from router.core.decision import Decision, Rejection, RejectReason
+from router.core.scheduler import Scheduler
+from router.core.view import InstanceState, RequestView
+from router.http.leg import Leg, LegOwner, LegState
+from router.http.request import Request, upstream_head
+from router.http.response import Response, error_response, stream_error_event
+from router.http.server import ClientConnection
+from router.ids import IdSource
+from router.instance import Instance
+from router.metrics import RouterMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Services(Protocol):
+    """What an exchange needs of the router. One event loop, one thread."""
+
+    config: RouterConfig
+    cluster: Cluster
+    scheduler: Scheduler
+    metrics: RouterMetrics
+    ids: IdSource
+
+
+class Exchange:
+    """The answering leg. Without a subclass: the whole request goes to one instance (no P/D).
+
+    `view` carries the request id. Over, for whatever reason, exactly when `_settle` was called.
+    """
+
+    def __init__(
+        self, services: Services, client: ClientConnection, request: Request, view: RequestView
+    ) -> None:
+        self.services = services
+        self.request = request
+        self.view = view
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._deadline = self._started_at + services.config.request_timeout_ms / 1e3
+        self._first_byte_at = 0.0
+        self._retries = 0
+        self._retry_after = b""
+        self._answer: Leg | None = None
+        self._instance: Instance | None = None
+        self._id_line = b"x-request-id: %b\r\n" % view.request_id.encode("latin-1")
+        # A client's own line is forwarded as it came.
+        self._forwarded_id_line = b"" if b"x-request-id" in request.headers else self._id_line
+        services.metrics.active_requests += 1
+
+    # Steps a protocol may replace
+
+    def start(self) -> None:
+        now = self._started_at
+        decision = self.schedule(now)
+        if decision.reject is not None or decision.decode is None:
+            self.reject(decision.reject)
+        else:
+            self.send_answer(decision.decode, now)
+
+    def answer_body(self) -> bytes:
+        """The body the answering instance gets."""
+        return self.request.body
+
+    def settled(self, status: int) -> None:
+        """The request is over: the client has `status`, or 499 when it left before."""
+
+    # The answering leg
+
+    @property
+    def has_answer(self) -> bool:
+        """Bytes of an answer have gone to the client: from here on nothing can be tried again."""
+        return self._first_byte_at > 0.0
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def schedule(self, now: float) -> Decision:
+        services = self.services
+        return services.scheduler.schedule(self.view, services.cluster.view(now), now)
+
+    def send(self, owner: LegOwner, state: InstanceState, body: bytes, now: float) -> Leg:
+        """A leg to the instance with the client's head and this body."""
+        instance = self.services.cluster.instances[state.instance_id]
+        leg = Leg(owner, instance)
+        head = upstream_head(self.request, instance.pool.host_line, self._forwarded_id_line, len(body))
+        leg.start(head, body, now)
+        return leg
+
+    def send_answer(self, state: InstanceState, now: float) -> None:
+        self._instance = self.services.cluster.instances[state.instance_id]
+        self._answer = self.send(self, state, self.answer_body(), now)
+
+    def leg_head(self, leg: Leg) -> None:
+        assert self._instance is not None
+        now = self._loop.time()
+        status = leg.status
+        if status >= 500 or status == 429:
+            self._retry_after = leg.header(b"retry-after") or self._retry_after
+            if status >= 500:
+                self._instance.breaker.failed(now)
+            if self._retry_answer(leg, str(status), now):
+                return
+        else:
+            self._instance.breaker.succeeded()
+        self._first_byte_at = now
+        self._relay(leg)
+
+    def _relay(self, leg: Leg) -> None:
+        client = self._client
+        extra = b"" if leg.header(b"x-request-id") else self._id_line
+        if self.request.is_http_1_0:
+            leg.relay_body(client.write, extra)
+        else:
+            if client.closes_after_response and leg.keep_alive:
+                extra += b"connection: close\r\n"
+                leg.keep_alive = False
+            leg.relay(client.write, extra)
+        if client.write_paused:
+            leg.pause()
+
+    def leg_ended(self, leg: Leg) -> None:
+        closes = self.request.is_http_1_0 or not leg.keep_alive
+        self.services.metrics.leg_over(self._instance, leg.status)
+        self._settle(leg.status)
+        self._client.finish(close=closes)
+
+    def leg_lost(self, leg: Leg) -> None:
+        assert self._instance is not None
+        now = self._loop.time()
+        self._instance.breaker.failed(now)
+        self.services.metrics.leg_over(self._instance, "lost")
+        self.log_failure(self._instance, leg.failure)
+        if self.has_answer:
+            self._break_off(leg, f"the engine {leg.failure}")
+        elif not self._retry_answer(leg, "lost", now):
+            self.give_up(502, f"the engine at {self._instance.url} {leg.failure}")
+
+    def may_retry(self, now: float) -> bool:
+        """Whether one more leg may be sent in place of a failed one; counts it."""
+        retry = self.services.config.retry
+        if self._retries >= retry.max_retries or (now - self._started_at) * 1e3 > retry.budget_ms:
+            return False
+        self._retries += 1
+        return True
+
+    def _retry_answer(self, leg: Leg, reason: str, now: float) -> bool:
+        """Sends the request to another instance, if there is one and time left."""
+        assert self._instance is not None
+        self.exclude(self._instance)
+        choice = self.services.scheduler.choose_decode(self.view, self.services.cluster.view(now), now)
+        if choice.instance is None or not self.may_retry(now):
+            return False
+        self.services.metrics.retries["answer", reason] += 1
+        leg.cancel()
+        self.send_answer(choice.instance, now)
+        return True
+
+    def exclude(self, instance: Instance) -> None:
+        self.view = replace(self.view, excluded=self.view.excluded | {instance.url})
+
+    def log_failure(self, instance: Instance, reason: str) -> None:
+        logger.warning(
+            "leg failed",
+            extra={"instance": instance.url, "request_id": self.view.request_id, "reason": reason},
+        )
+
+    def _break_off(self, leg: Leg, reason: str) -> None:
+        """An answer that stops in the middle: an error event for a stream, never a false good end."""
+        client = self._client
+        self._settle(502)
+        streams = (leg.header(b"content-type") or b"").startswith(b"text/event-stream")
+        chunked = leg.header(b"transfer-encoding") is not None and not self.request.is_http_1_0
+        if streams and chunked and leg.header(b"content-encoding") is None and leg.stopped_between_events:
+            event = stream_error_event(502, f"the answer is incomplete: {reason}")
+            client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            client.finish(close=True)
+        else:
+            client.abort()
+
+    # Ends
+
+    def _settle(self, status: int) -> None:
+        """Once a request, whatever its end."""
+        self.services.metrics.finished(
+            self.request.path, status, self._started_at, self._first_byte_at, self._loop.time()
+        )
+        self.settled(status)
+
+    def pass_on(self, leg: Leg) -> None:
+        """Answers with the complete response of another leg than the answering one."""
+        self.cancel_answer()
+        if leg.truncated:
+            self.give_up(502, f"an engine answered {leg.status} with more than the router holds")
+            return
+        self._first_byte_at = self._loop.time()
+        self._relay(leg)
+        closes = self.request.is_http_1_0 or not leg.keep_alive
+        self._settle(leg.status)
+        self._client.finish(close=closes)
+
+    def _respond(self, response: Response) -> None:
+        self._settle(response.status)
+        self._client.respond(replace(response, headers=response.headers + self._id_line))
+
+    def give_up(self, status: int, message: str) -> None:
+        """The router's own error. An engine's Retry-After survives it."""
+        headers = b"retry-after: %b\r\n" % self._retry_after if self._retry_after else b""
+        self._respond(error_response(status, message, headers=headers))
+
+    def reject(self, rejection: Rejection | None) -> None:
+        """Answers what scheduling refused, with its reason."""
+        rejection = rejection or Rejection(RejectReason.NO_INSTANCE)
+        self.services.metrics.rejections[rejection.reason.value] += 1
+        status = 503 if rejection.reason is RejectReason.NO_INSTANCE else 429
+        seconds = math.ceil(rejection.retry_after_ms / 1e3)
+        self._respond(
+            error_response(
+                status,
+                rejection.detail or f"rejected: {rejection.reason.value}",
+                code=rejection.reason.value,
+                headers=b"retry-after: %d\r\n" % seconds if seconds else b"",
+            )
+        )
+
+    def cancel_answer(self) -> None:
+        if self._answer is not None:
+            self.services.metrics.leg_over(self._instance, "cancelled")
+            self._answer.cancel()
+
+    # What the client's connection calls
+
+    def client_gone(self) -> None:
+        self.cancel_answer()
+        self.services.metrics.clients_gone += 1
+        self._settle(499)
+
+    def client_paused(self) -> None:
+        if self._answer is not None and self._answer.state is LegState.RELAYING:
+            self._answer.pause()
+
+    def client_resumed(self) -> None:
+        if self._answer is not None:
+            self._answer.resume()
+
+    def sweep(self, now: float) -> None:
+        leg, instance = self._answer, self._instance
+        if now < self._deadline or leg is None or instance is None:
+            return
+        reason = f"took longer than {self.services.config.request_timeout_ms / 1e3:g} s"
+        instance.breaker.failed(now)
+        self.services.metrics.leg_over(instance, "timeout")
+        self.log_failure(instance, reason)
+        if self.has_answer:
+            self._break_off(leg, f"the engine {reason}")
+        else:
+            self.give_up(504, f"the engine at {instance.url} {reason}")
+        leg.cancel()

@@ -1,0 +1,111 @@
+"""Our own P/D protocol: both legs at once, KV through the store.
+
+The decode engine does not wait for the prefill engine's answer: its connector follows the layers in the store
+as the prefill engine commits them (design: "layer-wise streaming"). So the prefill leg is only watched:
+
+- it ends well: nothing to do, its answer is dropped;
+- the engine calls the request bad (4xx but 429): the decode leg is cancelled, the client gets that error;
+- another instance is left: it is tried, the decode engine goes on following (keys are content hashes);
+- none is left and the engine answered 5xx: its connector has given up its keys in the store, so the decode
+  engine has been told and computes the prompt itself;
+- none is left and the engine never took the request (unreachable, killed, 429, 503): nobody will give up keys
+  nobody has reserved, so the decode leg is sent again without a prefill to wait for.
+"""
+
+import msgspec
+
+from router.core.decision import Rejection, RejectReason
+from router.core.view import InstanceState, RequestView
+from router.http.leg import Leg
+from router.http.request import Request
+from router.http.server import ClientConnection
+from router.protocols.base import Exchange, Services
+from router.protocols.bodies import Fields, prefill_fields, read_fields, with_transfer_params, write_fields
+from router.protocols.prefill import Prefill, PrefillFailure
+
+PARAMS = "mooncake_pd"
+# A prefill that outlives its answer (the decode engine did not need it) may end by itself this long.
+LINGER_S = 2.0
+
+
+class TransferParams(msgspec.Struct, frozen=True, gc=False):
+    """`kv_transfer_params.mooncake_pd`. Equal `transfer_id`s belong together; a decode engine waits at most
+    `wait_ms` for each of the prefill engine's layers."""
+
+    role: str
+    transfer_id: str
+    wait_ms: int
+
+
+class SuiteExchange(Exchange):
+    def __init__(
+        self, services: Services, client: ClientConnection, request: Request, view: RequestView
+    ) -> None:
+        super().__init__(services, client, request, view)
+        self._transfer_id = services.ids.next_id()
+        self._fields: Fields = {}
+        self._prefill: Prefill | None = None
+        self._decode_state: InstanceState | None = None
+
+    def start(self) -> None:
+        try:
+            self._fields = read_fields(self.request.body)
+        except msgspec.DecodeError as error:
+            self.give_up(400, f"the request body is not a JSON object: {error}")
+            return
+        now = self.now()
+        decision = self.schedule(now)
+        if decision.reject is not None and decision.reject.reason is not RejectReason.NO_INSTANCE:
+            self.reject(decision.reject)
+        elif decision.prefill is None or decision.decode is None:
+            self._start_decode_only(decision.reject, now)
+        else:
+            self._prefill = Prefill(self, self, self._body_for("prefill", prefill_fields(self._fields)))
+            self._prefill.start(decision.prefill, now)
+            self.send_answer(decision.decode, now)
+
+    def _start_decode_only(self, rejection: Rejection | None, now: float) -> None:
+        """Without any prefill instance: slower, but served."""
+        choice = self.services.scheduler.choose_decode(self.view, self.services.cluster.view(now), now)
+        if choice.instance is None:
+            self.reject(rejection)
+            return
+        self.services.metrics.decode_only += 1
+        self.send_answer(choice.instance, now)
+
+    def answer_body(self) -> bytes:
+        return self.request.body if self._prefill is None else self._body_for("decode", self._fields)
+
+    def send_answer(self, state: InstanceState, now: float) -> None:
+        self._decode_state = state
+        super().send_answer(state, now)
+
+    def _body_for(self, role: str, fields: Fields) -> bytes:
+        params = TransferParams(role, self._transfer_id, self.services.config.pd_wait_ms)
+        return write_fields(with_transfer_params(fields, PARAMS, params))
+
+    # PrefillListener
+
+    def prefilled(self, leg: Leg) -> None:
+        pass
+
+    def prefill_failed(self, failure: PrefillFailure, leg: Leg) -> None:
+        if self.has_answer:
+            return
+        if failure is PrefillFailure.BAD_REQUEST:
+            self.pass_on(leg)
+            return
+        self.services.metrics.decode_only += 1
+        if failure is PrefillFailure.NEVER_RAN and self._decode_state is not None:
+            self._prefill = None
+            self.cancel_answer()
+            self.send_answer(self._decode_state, self.now())
+
+    def settled(self, status: int) -> None:
+        prefill = self._prefill
+        if prefill is None or not prefill.is_running:
+            return
+        if status >= 400:
+            prefill.cancel()
+        else:
+            self._loop.call_later(LINGER_S, prefill.cancel)
