@@ -1,0 +1,197 @@
+"""The only module that knows how vLLM 0.28 - 0.32 differ, and where they keep what we need."""
+
+import json
+from typing import Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.platforms import current_platform
+
+from kvcore.errors import ConfigError
+from mooncake_connector.config import engine_hash_seed
+from mooncake_connector.namespace import EngineFacts
+
+# A block of these holds the KV of its tokens for as long as the request lives. Sliding-window, chunked,
+# recurrent and encoder caches drop or overwrite blocks, which must then be neither saved nor loaded by hash.
+_PLAIN_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
+_RANDOM_SEED_ALGORITHMS = ("xxhash", "xxhash_cbor")
+
+
+def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raises ConfigError, saying what to change, for an engine whose blocks we must not share."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise ConfigError(f"the model has {len(groups)} KV cache groups; only models with one are supported")
+    odd = sorted({name for name in map(_spec_name, _specs(groups[0])) if name not in _PLAIN_SPECS})
+    if odd:
+        raise ConfigError(
+            f"KV cache of kind {', '.join(odd)} is not supported (only {', '.join(_PLAIN_SPECS)})"
+        )
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise ConfigError("prefill context parallelism is not supported")
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise ConfigError(
+            "--calculate-kv-scales makes KV scales of this engine alone: its KV cannot be shared"
+        )
+    hashed_tokens = hash_block_size_tokens(vllm_config, kv_cache_config)
+    if hashed_tokens != block_size_tokens(vllm_config, kv_cache_config):
+        raise ConfigError(
+            f"block hashes cover {hashed_tokens} tokens, blocks "
+            f"{block_size_tokens(vllm_config, kv_cache_config)}: unset prefix_match_unit / hash_block_size"
+        )
+
+
+def block_size_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens of one scheduler block; under decode context parallelism its KV lies on several ranks."""
+    block_size = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
+    return block_size * _cp_size(vllm_config, kv_cache_config)
+
+
+def hash_block_size_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """0.32 resolves it in the KV cache config; before, it was the block size unless the user set it."""
+    resolved = getattr(kv_cache_config, "hash_block_size", None) or getattr(
+        vllm_config.cache_config, "hash_block_size", None
+    )
+    return int(resolved or block_size_tokens(vllm_config, kv_cache_config))
+
+
+def engine_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any]) -> EngineFacts:
+    """To be called in a worker after its KV cache was allocated. Raises ConfigError."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    tensor = next(iter(kv_caches.values()))
+    cp_size = _cp_size(vllm_config, kv_cache_config)
+    return EngineFacts(
+        architecture=",".join(
+            getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type]
+        ),
+        model_path=str(model.model),
+        engine=_engine(vllm_config),
+        layout=_layout(vllm_config, kv_cache_config, next(iter(kv_caches))),
+        kv_dtype=_kv_dtype(vllm_config, tensor),
+        hash_scheme=_hash_scheme(vllm_config),
+        block_size_tokens=block_size_tokens(vllm_config, kv_cache_config),
+        tp_rank=get_tp_group().rank_in_group,
+        tp_size=int(parallel.tensor_parallel_size),
+        pp_rank=get_pp_group().rank_in_group,
+        pp_size=int(parallel.pipeline_parallel_size),
+        cp_size=cp_size,
+        kv_replicas=_kv_replicas(vllm_config, kv_cache_config, cp_size),
+    )
+
+
+def layers_run_once(vllm_config: Any) -> bool:
+    """False when vLLM runs a layer more than once a step (dual batch overlap): only then, at the end of the
+    step, is a layer's KV complete."""
+    return not getattr(vllm_config.parallel_config, "enable_dbo", False)
+
+
+def recomputes_failed_loads(kv_transfer_config: Any) -> bool:
+    """kv_load_failure_policy; its default has been "fail" since 0.19."""
+    return bool(getattr(kv_transfer_config, "kv_load_failure_policy", "fail") == "recompute")
+
+
+def evict_from_prefix_cache(block_pool: Any, block_ids: set[int]) -> None:
+    """Forget the hashes of blocks whose content did not arrive (BlockPool.evict_blocks, since 0.15)."""
+    if block_pool is not None and block_ids:
+        block_pool.evict_blocks(block_ids)
+
+
+def _cp_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Ranks over which the tokens of one block are spread; since 0.30 a cache may opt out (dcp_sharded)."""
+    sharded = getattr(kv_cache_config.kv_cache_groups[0].kv_cache_spec, "dcp_sharded", True)
+    return int(vllm_config.parallel_config.decode_context_parallel_size) if sharded else 1
+
+
+def _specs(group: Any) -> list[Any]:
+    spec = group.kv_cache_spec
+    per_layer = getattr(spec, "kv_cache_specs", None)  # UniformTypeKVCacheSpecs
+    return list(per_layer.values()) if per_layer else [spec]
+
+
+def _spec_name(spec: Any) -> str:
+    return type(spec).__name__
+
+
+def _engine(vllm_config: Any) -> str:
+    model, speculative = vllm_config.model_config, getattr(vllm_config, "speculative_config", None)
+    overrides = model.hf_overrides
+    if callable(overrides):
+        raise ConfigError("hf_overrides given as a function cannot be identified: give them as a dict")
+    settings: dict[str, Any] = {
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "hf_overrides": overrides or {},
+    }
+    if speculative is not None:
+        # A draft model's layers are part of the KV cache.
+        settings["speculative"] = [str(speculative.method), str(speculative.model)]
+    return "vllm " + json.dumps(settings, sort_keys=True, default=str)
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any, layer_name: str) -> str:
+    layer = vllm_config.compilation_config.static_forward_context.get(layer_name)
+    backend = layer.get_attn_backend().get_name() if layer is not None else "unknown"
+    parts = [f"backend={backend}"]
+    if current_platform.is_cpu():
+        parts.append(f"isa={_cpu_isa(vllm_config, kv_cache_config)}")
+    if (cp_size := vllm_config.parallel_config.decode_context_parallel_size) > 1:
+        parts.append(f"cp={cp_size}/{getattr(vllm_config.parallel_config, 'cp_kv_cache_interleave_size', 1)}")
+    return " ".join(parts)
+
+
+def _cpu_isa(vllm_config: Any, kv_cache_config: Any) -> str:
+    """The CPU kernels pack keys inside a block for the instruction set they found at run time."""
+    import torch
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    spec = _specs(kv_cache_config.kv_cache_groups[0])[0]
+    isa = _get_attn_isa(
+        vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype
+    )
+    return f"{isa}/{torch.backends.cpu.get_cpu_capability()}"
+
+
+def _kv_dtype(vllm_config: Any, tensor: Any) -> str:
+    configured = str(vllm_config.cache_config.cache_dtype)
+    plain = configured == "auto" or str(tensor.dtype).endswith(configured)
+    return str(tensor.dtype) if plain else f"{tensor.dtype}:{configured}"
+
+
+def _hash_scheme(vllm_config: Any) -> str:
+    """Raises ConfigError when this engine's hashes have a random root, which no other process can know."""
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    seed = engine_hash_seed()
+    if seed is None:
+        # Since 0.30 cryptographic hashes have a fixed root without PYTHONHASHSEED.
+        from vllm.v1.core import kv_cache_utils
+
+        seed = getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
+        if seed is None or algorithm in _RANDOM_SEED_ALGORITHMS:
+            raise ConfigError(
+                f"block hashes of vLLM {vllm.__version__} with {algorithm} differ in every process: "
+                "set PYTHONHASHSEED=0 in the environment of all engines"
+            )
+    return f"{algorithm} seed={seed}"
+
+
+def _kv_replicas(vllm_config: Any, kv_cache_config: Any, cp_size: int) -> int:
+    """0.32 computes it; before, we know it of MLA, whose latent every TP rank holds."""
+    if (known := getattr(kv_cache_config, "kv_tp_replicas", None)) is not None:
+        return int(known)
+    mla = all(_spec_name(spec) == "MLAAttentionSpec" for spec in _specs(kv_cache_config.kv_cache_groups[0]))
+    return int(vllm_config.parallel_config.tensor_parallel_size) if mla and cp_size == 1 else 1
+
+
+__all__ = [
+    "KVConnectorBase_V1",
+    "block_size_tokens",
+    "check_supported",
+    "engine_facts",
+    "evict_from_prefix_cache",
+    "hash_block_size_tokens",
+    "layers_run_once",
+    "recomputes_failed_loads",
+]

@@ -1,0 +1,87 @@
+"""Configuration of the connector: `kv_connector_extra_config`, then MOONCAKE_<FIELD> of the environment.
+
+The only module of the plugin that reads the environment.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvcore.config import load_config
+
+
+class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of `kv_connector_extra_config`. Sizes accept "256mb", durations "30s"."""
+
+    store_address: Annotated[
+        str, Meta(description="where mooncake-store listens: host:port or unix:///path")
+    ] = "127.0.0.1:50051"
+    store_token: Annotated[str, Meta(description="the store's access token, if it wants one")] = ""
+    planes: Annotated[
+        list[str],
+        Meta(min_length=1, description="how bytes may move, best first: shm needs the store's host"),
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    tenant: Annotated[str, Meta(min_length=1, description="engines of different tenants never share")] = (
+        "default"
+    )
+    weights_id: Annotated[
+        str,
+        Meta(description="identity of the weights; empty: revision, or a digest of the checkpoint's files"),
+    ] = ""
+
+    load_mode: Annotated[
+        Literal["async", "sync"],
+        Meta(description="async loads between steps while other requests run; sync loads layers as they run"),
+    ] = "async"
+    load_threads: Annotated[int, Meta(ge=1, description="requests that may load at the same time")] = 32
+    load_batch_blocks: Annotated[int, Meta(ge=1, description="blocks asked of the store in one message")] = 32
+    load_timeout_ms: Annotated[
+        float, Meta(gt=0, description="after this a load has failed and its blocks are recomputed")
+    ] = 10_000
+    lookup_timeout_ms: Annotated[
+        float, Meta(gt=0, description="after this the store counts as not having a request's prefix")
+    ] = 50
+    lookup_wait_ms: Annotated[
+        float, Meta(ge=0, description="how long one engine step may wait for lookups; they go on behind it")
+    ] = 3
+    pd_wait_ms: Annotated[
+        float,
+        Meta(
+            gt=0, description="how long a decode engine follows its prefill engine, unless the request says"
+        ),
+    ] = 30_000
+
+    save_decode_blocks: Annotated[bool, Meta(description="also save blocks of generated tokens")] = True
+    staging_size_bytes: Annotated[
+        int,
+        Meta(
+            ge=1, description="host memory for layers on their way to the store; full: blocks are not saved"
+        ),
+    ] = 256 << 20
+    drain_timeout_ms: Annotated[
+        float, Meta(ge=0, description="how long a shutdown waits for layers on their way to the store")
+    ] = 3_000
+
+    trace_path: Annotated[
+        str, Meta(description="append one JSON line per layer saved or loaded to this file; empty: off")
+    ] = ""
+
+
+def connector_config(
+    extra_config: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None
+) -> ConnectorConfig:
+    """Raises kvcore.errors.ConfigError naming the key or variable at fault; vLLM then does not start."""
+    return load_config(
+        ConnectorConfig,
+        env_prefix="MOONCAKE",
+        environ=os.environ if environ is None else environ,
+        overrides=extra_config,
+    )
+
+
+def engine_hash_seed(environ: Mapping[str, str] | None = None) -> str | None:
+    """PYTHONHASHSEED, from which vLLM derives the root of its block hashes; None when it is not set."""
+    return (os.environ if environ is None else environ).get("PYTHONHASHSEED")

@@ -1,0 +1,107 @@
+"""Asks the store how much of a prompt it holds, behind the scheduler's back.
+
+The scheduler must not wait for the network: a question is put when a request arrives, and by the time the
+request is scheduled the answer is there. If it is not, the step may wait a few milliseconds once; after that
+the answer is "ask again" (None), until the question is too old and counts as a miss.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from kvcore import metrics
+from kvcore.client.base import LayerwiseStore
+from kvcore.keys import block_keys
+from mooncake_connector.counters import Counters
+
+# An answer older than this is asked for again: blocks come and go while a request queues.
+ANSWER_LIFETIME_SECONDS = 1.0
+
+
+class _Question:
+    def __init__(self, future: "Future[int]", first_block: int, asked: float) -> None:
+        self.future = future
+        self.first_block = first_block
+        self.asked = asked
+
+
+class PrefixLookup:
+    """Of the scheduler's thread alone; one thread of its own talks to the store.
+
+    `namespaces`: digests of all ranks; a block counts only if every rank's part of it is there.
+    """
+
+    def __init__(
+        self,
+        store: LayerwiseStore,
+        namespaces: Sequence[bytes],
+        counters: Counters,
+        *,
+        timeout_ms: float,
+        step_wait_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._namespaces = namespaces
+        self._counters = counters
+        self._timeout_ms = timeout_ms
+        self._step_wait_ms = step_wait_ms
+        self._clock = clock
+        self._budget_ms = step_wait_ms
+        self._questions: dict[str, _Question] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mooncake-lookup")
+
+    def new_step(self) -> None:
+        self._budget_ms = self._step_wait_ms
+
+    def ask(self, request_id: str, block_hashes: Sequence[bytes], first_block: int = 0) -> None:
+        """Starts looking for block_hashes[first_block:]; replaces an earlier question of this request."""
+        hashes = list(block_hashes[first_block:])
+        future = self._thread.submit(self._leading_hits, hashes)
+        self._questions[request_id] = _Question(future, first_block, self._clock())
+
+    def answer(self, request_id: str, block_hashes: Sequence[bytes], first_block: int = 0) -> int | None:
+        """How many blocks from `first_block` on are in the store without a gap; None: ask again.
+
+        A store that does not answer within the time-out holds nothing (0).
+        """
+        question = self._questions.get(request_id)
+        if question is None or question.first_block != first_block or self._is_stale(question):
+            self.ask(request_id, block_hashes, first_block)
+            question = self._questions[request_id]
+        if not question.future.done() and self._budget_ms > 0:
+            started = self._clock()
+            wait([question.future], self._budget_ms / 1e3)
+            self._budget_ms -= (self._clock() - started) * 1e3
+        if question.future.done():
+            return question.future.result()
+        if (self._clock() - question.asked) * 1e3 < self._timeout_ms:
+            return None
+        self._counters.add(metrics.LOOKUP_TIMEOUTS_TOTAL)
+        return 0
+
+    def forget(self, request_id: str) -> None:
+        question = self._questions.pop(request_id, None)
+        if question is not None:
+            question.future.cancel()
+
+    def abandon(self, block_hashes: Sequence[bytes]) -> None:
+        """Tells whoever follows these blocks that they will not come; does not wait."""
+        for namespace in self._namespaces:
+            self._thread.submit(self._store.abort, block_keys(namespace, block_hashes))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_stale(self, question: _Question) -> bool:
+        return question.future.done() and self._clock() - question.asked > ANSWER_LIFETIME_SECONDS
+
+    def _leading_hits(self, block_hashes: list[bytes]) -> int:
+        hits = len(block_hashes)
+        for namespace in self._namespaces:
+            if hits == 0:
+                break
+            keys = block_keys(namespace, block_hashes[:hits])
+            hits = self._store.lookup(keys, timeout_ms=self._timeout_ms).num_hits
+        self._counters.add(metrics.LOOKUPS_TOTAL)
+        return hits
