@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
-
 import msgspec
 
 from router.core.view import InstanceState
@@ -32,7 +30,7 @@ class Rejection(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
 
 
-class Candidate(NamedTuple):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One instance that was looked at. `cost` is what the policy minimised, in ms or as a load."""
 
     instance_id: str
@@ -46,7 +44,8 @@ class Candidate(NamedTuple):
 class Transfer(msgspec.Struct, frozen=True, gc=False):
     """Effect: the leading `num_blocks` blocks of the prompt shall be copied to `target`'s local tier.
 
-    `first_block` on is what `target` lacks; `source` is a worker id of the view (an instance or a store node).
+    What `target` lacks begins at `first_block`; `source` is a worker id of the view (an instance or a store
+    node).
     """
 
     source: str
@@ -58,23 +57,27 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 class Choice(msgspec.Struct, frozen=True):
     """What one policy says about one pool. `instance` is None only when the pool is empty.
 
-    `cost` is that of the chosen candidate: predicted TTFT or TBT in ms where `reason` says so, else a load.
+    `cost` is what the policy minimised. `predicted_ms` is the TTFT (prefill) or TBT (decode) to expect, 0 when
+    the policy makes no prediction. `prefix_blocks` leading blocks need not be computed, transferred ones
+    included, and `compute_ms` is what remains. `short_of_kv_tokens`: the instance lacks room for that many.
     """
 
     instance: InstanceState | None
     reason: str
     cost: float = 0.0
     candidates: tuple[Candidate, ...] = ()
-    prefix_blocks: int = 0  # leading blocks that need not be computed, transferred ones included
+    predicted_ms: float = 0.0
+    prefix_blocks: int = 0
     compute_ms: float = 0.0
+    short_of_kv_tokens: int = 0
     transfer: Transfer | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes.
 
-    `decode` answers the client. `prefill` is None when one instance does both. With `reject` set nothing may be
-    sent. `prefill_choice` and `decode_choice` say how it came about; unset where no choice was made.
+    `decode` answers the client. `prefill` is None when one instance does both. With `reject` set nothing may
+    be sent. `prefill_choice` and `decode_choice` say how it came about; unset where no choice was made.
     """
 
     prefill: InstanceState | None = None

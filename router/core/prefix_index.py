@@ -16,11 +16,12 @@ from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Even
 from router.core.block_hash import TOKEN_BYTES, root_seed
 from router.core.block_table import BlockTable
 from router.core.placement import PredictedPlacements
-from router.core.view import NO_WORKER
+from router.core.view import NO_WORKER, InstanceState
 
 # Hybrid models publish one event per KV cache group. Only full attention has the prefix property.
 _INDEXED_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 _MEDIA = len(Medium)
+_SLOTS = 1 + _MEDIA  # per worker: all its slots, then the slot of each medium
 
 
 class IndexStats(msgspec.Struct):
@@ -49,39 +50,44 @@ class IndexMatch(msgspec.Struct, frozen=True, gc=False):
     levels: Sequence[tuple[int, int]]
     predicted: Sequence[tuple[int, int]]
     slots: Sequence[int]
+    has_slow_media: bool
 
-    def local_blocks(self, worker: int) -> int:
-        if worker < 0:
-            return 0
-        blocks = 0
-        slots = self.slots[worker * (_MEDIA + 1)]
-        for depth, holders in self.levels:
-            if holders & slots:
-                blocks = depth
-                break
-        for depth, workers in self.predicted:
-            if depth <= blocks:
-                break
-            if workers >> worker & 1:
-                return depth
-        return blocks
+    def local_blocks_of(self, instances: Sequence[InstanceState]) -> Sequence[int]:
+        found = []
+        levels, predicted, all_slots = self.levels, self.predicted, self.slots
+        for instance in instances:
+            blocks = 0
+            worker = instance.worker
+            if levels:
+                slots = all_slots[worker * _SLOTS] if worker >= 0 else 0
+                if instance.store_worker >= 0:
+                    slots |= all_slots[instance.store_worker * _SLOTS]
+                for depth, holders in levels:
+                    if holders & slots:
+                        blocks = depth
+                        break
+            if worker >= 0:
+                for depth, workers in predicted:
+                    if depth <= blocks:
+                        break
+                    if workers >> worker & 1:
+                        blocks = depth
+                        break
+            found.append(blocks)
+        return found
 
-    def blocks_by_medium(self, worker: int) -> tuple[int, int, int, int]:
-        """Leading blocks that come from GPU, CPU, DISK, EXTERNAL when each is read where it is fastest.
-
-        Their sum is `local_blocks`; what is only predicted counts as GPU.
-        """
-        depths = [0] * _MEDIA
-        for medium in range(_MEDIA):
-            slot = self.slots[worker * (_MEDIA + 1) + 1 + medium]
-            depths[medium] = next((depth for depth, holders in self.levels if holders & slot), 0)
-        if not any(depths[1:]):
-            depths[Medium.GPU] = self.local_blocks(worker)
-        reached = 0
+    def blocks_by_medium(self, instance: InstanceState) -> tuple[int, int, int, int]:
         counts = [0] * _MEDIA
-        for medium, depth in enumerate(depths):
+        reached = 0
+        for medium in Medium:
+            slots = self.slots[instance.worker * _SLOTS + 1 + medium] if instance.worker >= 0 else 0
+            if instance.store_worker >= 0:
+                slots |= self.slots[instance.store_worker * _SLOTS + 1 + medium]
+            depth = next((depth for depth, holders in self.levels if holders & slots), 0)
             counts[medium] = max(0, depth - reached)
             reached = max(reached, depth)
+        # What is predicted will be on the GPU, where it is being computed.
+        counts[Medium.GPU] += self.local_blocks_of((instance,))[0] - reached
         return counts[0], counts[1], counts[2], counts[3]
 
 
@@ -104,8 +110,7 @@ class PrefixIndex:
         self._ids: list[str | None] = []
         self._shared: list[bool] = []
         self._group: list[int | None] = []
-        # Per worker: the mask of all its slots, then the slot of each medium (0: none yet).
-        self._slots: list[int] = []
+        self._slots: list[int] = []  # _SLOTS for each worker, as bitmasks; 0: none yet
         self._owner: list[int] = []  # by slot number
         self._of_medium = [0] * _MEDIA  # live slots
         self._free_slots: list[int] = []
@@ -126,7 +131,7 @@ class PrefixIndex:
         self._ids.append(worker_id)
         self._shared.append(shared)
         self._group.append(None)
-        self._slots.extend([0] * (_MEDIA + 1))
+        self._slots.extend([0] * _SLOTS)
         return len(self._ids) - 1
 
     def remove_worker(self, worker: int) -> None:
@@ -136,7 +141,7 @@ class PrefixIndex:
 
     def clear_worker(self, worker: int) -> None:
         """It holds nothing (any more). Takes constant time: `sweep` tidies up later."""
-        base = worker * (_MEDIA + 1)
+        base = worker * _SLOTS
         for medium in Medium:
             slot_bit = self._slots[base + 1 + medium]
             if slot_bit:
@@ -185,9 +190,7 @@ class PrefixIndex:
         if not self._is_indexed(worker, event):
             self.stats.other_group_events += 1
             return
-        slot_bit = self._slots[worker * (_MEDIA + 1) + 1 + event.medium] or self._new_slot(
-            worker, event.medium
-        )
+        slot_bit = self._slots[worker * _SLOTS + 1 + event.medium] or self._new_slot(worker, event.medium)
         hashes = event.block_hashes
         if not event.token_ids:
             self.stats.unknown_hash += self.table.add_holder(hashes, slot_bit)
@@ -221,7 +224,7 @@ class PrefixIndex:
         if event.group_idx is not None and group is not None and event.group_idx != group:
             self.stats.other_group_events += 1
             return
-        slot_bit = self._slots[worker * (_MEDIA + 1) + 1 + event.medium]
+        slot_bit = self._slots[worker * _SLOTS + 1 + event.medium]
         if slot_bit:
             self.table.remove_holder(event.block_hashes, slot_bit)
             self.stats.removed += len(event.block_hashes)
@@ -243,7 +246,7 @@ class PrefixIndex:
             slot = len(self._owner)
             self._owner.append(worker)
         slot_bit = 1 << slot
-        base = worker * (_MEDIA + 1)
+        base = worker * _SLOTS
         self._slots[base] |= slot_bit
         self._slots[base + 1 + medium] = slot_bit
         self.table.alive |= slot_bit
@@ -263,12 +266,13 @@ class PrefixIndex:
         predicted = self._placements.levels(block_hashes, now)
         if levels:
             self.table.touch(block_hashes[levels[0][0] - 1])
+        is_slow = self.table.alive != self._of_medium[Medium.GPU]
         for depth, holders in levels:
             fetchable = holders & self._fetchable
             if fetchable:
                 worker, medium = self._fastest(fetchable)
-                return IndexMatch(depth, worker, medium, levels, predicted, self._slots)
-        return IndexMatch(0, NO_WORKER, Medium.GPU, levels, predicted, self._slots)
+                return IndexMatch(depth, worker, medium, levels, predicted, self._slots, is_slow)
+        return IndexMatch(0, NO_WORKER, Medium.GPU, levels, predicted, self._slots, is_slow)
 
     def _fastest(self, slots: int) -> tuple[int, Medium]:
         """(worker, medium) of one of `slots`, on the fastest medium among them."""

@@ -23,7 +23,10 @@ class Scheduler:
             if choice.instance is None:
                 return _no_instance("mixed", choice)
             return Decision(
-                decode=choice.instance, transfer=choice.transfer, ttft_ms=choice.cost, prefill_choice=choice
+                decode=choice.instance,
+                transfer=choice.transfer,
+                ttft_ms=choice.predicted_ms,
+                prefill_choice=choice,
             )
         prefill = self._prefill_policy.choose(request, _allowed(view.prefill, request), view, now)
         if prefill.instance is None:
@@ -35,8 +38,8 @@ class Scheduler:
             prefill=prefill.instance,
             decode=decode.instance,
             transfer=prefill.transfer,
-            ttft_ms=prefill.cost,
-            tbt_ms=decode.cost,
+            ttft_ms=prefill.predicted_ms,
+            tbt_ms=decode.predicted_ms,
             prefill_choice=prefill,
             decode_choice=decode,
         )

@@ -1,14 +1,52 @@
-"""What the policies and the admission are built from, in one place (the `[scheduling]` part of router.toml)."""
+"""What policies and admission are built from: the `[scheduling]` part of router.toml."""
+
+import math
 
 import msgspec
 
+from kvcore.errors import ConfigError
+from router.core.estimator import DecodeModel, PrefillModel, TransferModel
 from router.core.prng import SplitMix64
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`seed`: of everything drawn at random, so that a run can be repeated."""
+    """`seed`: of everything drawn at random, so that a run can be repeated.
+
+    `kvcache_balancing_threshold`: Algorithm 1's; a remote prefix is fetched when it is this many times as long
+    as the instance's own. SLOs of 0 mean no limit; a request's own ones go before them. `admission` is one of
+    router.core.admission.ADMISSIONS. Requests of a priority above 0 (less urgent, as in vLLM) are admitted up
+    to `sheddable_slo_share` of the SLOs only, so that they are the first to be refused. `decode_ms` is the
+    uniform t_d of admission "predictive"; 0: the measured mean.
+    """
 
     seed: int = 0
+    kvcache_balancing_threshold: float = 2.0
+    ttft_slo_ms: float = 0.0
+    tbt_slo_ms: float = 0.0
+    admission: str = "none"
+    sheddable_slo_share: float = 0.8
+    decode_ms: float = 0.0
+    expected_output_tokens: int = 256
+    prefill_model: PrefillModel = PrefillModel()
+    decode_model: DecodeModel = DecodeModel()
+    transfer_model: TransferModel = TransferModel()
+
+    def __post_init__(self) -> None:
+        if not self.kvcache_balancing_threshold >= 1.0:
+            raise ConfigError(
+                "kvcache_balancing_threshold is a ratio of prefix lengths and must be at least 1, "
+                f"not {self.kvcache_balancing_threshold}"
+            )
+        if not 0.0 < self.sheddable_slo_share <= 1.0:
+            raise ConfigError(f"sheddable_slo_share must be in (0, 1], not {self.sheddable_slo_share}")
+        for name in ("ttft_slo_ms", "tbt_slo_ms", "decode_ms"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ConfigError(f"{name} must be a number of milliseconds, not {value}")
+        if self.expected_output_tokens < 0:
+            raise ConfigError(
+                f"expected_output_tokens must not be negative, not {self.expected_output_tokens}"
+            )
 
     def prng(self) -> SplitMix64:
         return SplitMix64(self.seed)

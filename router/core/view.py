@@ -1,7 +1,8 @@
 """What a decision is made from: the request, and the cluster as the router knows it at one moment.
 
 All of it is immutable, so a decision can be kept, explained and replayed. Times named `*_at` and `now` are
-seconds of the caller's clock (kvcore.clock); durations end in `_ms`; lengths are tokens unless they say blocks.
+seconds of the caller's clock (kvcore.clock); durations end in `_ms`; lengths are tokens unless they say
+blocks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+
+from kvcore.wire.events import Medium
 
 NO_WORKER = -1
 
@@ -37,25 +40,31 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 class InstanceState(msgspec.Struct, frozen=True, gc=False):
     """One engine instance (one DP rank, where ranks can be steered).
 
-    `instance_id` is its base URL, with "@rank" for a DP rank. `worker` is its number in the prefix index.
-    `in_flight_requests` are ours; `running_requests` and `waiting_requests` also count what other routers sent
-    (last poll), so a request of ours may be counted in two of the three. `prefill_free_at` is when prefills
-    already sent will have been computed, `backlog_ms` the part of them that has certainly not begun.
-    `kv_used_tokens` of `kv_capacity_tokens` (0: unknown) count what the running requests hold.
-    The scales are measured / predicted duration on this instance, corrected online.
+    `instance_id` is its base URL, with "@rank" for a DP rank. `worker` is its number in the prefix index,
+    `store_worker` that of the store node on its host. `in_flight_requests` are ours, `foreign_requests` those
+    others sent (last poll). `prefill_free_at` is when the prefills already sent will have been computed,
+    `backlog_ms` the part of them that has certainly not begun. `running_requests` are those decoding or bound
+    to; they hold `kv_used_tokens` of `kv_capacity_tokens` (0: unknown). The scales are measured / predicted
+    duration on this instance, corrected online.
     """
 
     instance_id: str
     worker: int = NO_WORKER
+    store_worker: int = NO_WORKER
     in_flight_requests: int = 0
-    running_requests: int = 0
-    waiting_requests: int = 0
+    foreign_requests: int = 0
     prefill_free_at: float = 0.0
     backlog_ms: float = 0.0
+    running_requests: int = 0
     kv_used_tokens: int = 0
     kv_capacity_tokens: int = 0
     prefill_scale: float = 1.0
     tbt_scale: float = 1.0
+
+    @property
+    def load(self) -> int:
+        """Requests on it, whoever sent them."""
+        return self.in_flight_requests + self.foreign_requests
 
     def queue_ms(self, now: float) -> float:
         """Milliseconds until a prefill sent now would begin (the paper's EstimatePrefillQueueTime)."""
@@ -67,7 +76,7 @@ class PrefixMatch(Protocol):
 
     @property
     def best_blocks(self) -> int:
-        """The longest prefix anybody holds whose blocks another instance could fetch."""
+        """The longest prefix anybody holds from whom another instance could fetch it."""
         ...
 
     @property
@@ -75,8 +84,22 @@ class PrefixMatch(Protocol):
         """A holder of `best_blocks`; NO_WORKER when that is 0."""
         ...
 
-    def local_blocks(self, worker: int) -> int:
-        """Leading blocks that `worker` itself holds, on whatever medium."""
+    @property
+    def best_medium(self) -> Medium:
+        """Where `best_worker` has them."""
+        ...
+
+    @property
+    def has_slow_media(self) -> bool:
+        """Some holder has blocks on another medium than its GPU."""
+        ...
+
+    def local_blocks_of(self, instances: Sequence[InstanceState]) -> Sequence[int]:
+        """Leading blocks that each, or the store node on its host, holds on whatever medium."""
+        ...
+
+    def blocks_by_medium(self, instance: InstanceState) -> tuple[int, int, int, int]:
+        """Those of one instance by Medium, each block counted where it is read fastest."""
         ...
 
 
@@ -92,8 +115,17 @@ class PrefixSource(Protocol):
 class DecodeForecast(Protocol):
     """Which decode load is on its way (core.forecast)."""
 
-    def decode_load_at(self, at: float, now: float) -> tuple[int, int]:
-        """(requests decoding, KV tokens they hold) predicted over all decode instances for time `at`."""
+    @property
+    def mean_decode_ms(self) -> float:
+        """Measured mean duration of a request's decoding: the paper's uniform t_d."""
+        ...
+
+    def uniform_load_at(self, at: float, decode_ms: float) -> tuple[float, float]:
+        """(requests decoding, KV tokens they hold) at time `at` if each decodes for `decode_ms`."""
+        ...
+
+    def expected_load_at(self, at: float, now: float) -> tuple[float, float]:
+        """The same, with each request's own predicted output length."""
         ...
 
 
@@ -102,7 +134,7 @@ class ClusterView(msgspec.Struct, frozen=True):
 
     Either `mixed` is filled (an instance prefills and decodes) or `prefill` and `decode` are. `prefix` and
     `forecast` are live objects of the caller, read during the decision and never kept. `worker_ids` names the
-    workers of the prefix index, store nodes included.
+    workers of the prefix index, store nodes included; `transfers_from` counts the copies each is sending.
     """
 
     mixed: tuple[InstanceState, ...] = ()
@@ -111,3 +143,4 @@ class ClusterView(msgspec.Struct, frozen=True):
     prefix: PrefixSource | None = None
     forecast: DecodeForecast | None = None
     worker_ids: Mapping[int, str] = {}
+    transfers_from: Mapping[int, int] = {}

@@ -24,15 +24,9 @@ class Policy(Protocol):
     ) -> Choice: ...
 
 
-def load_of(instance: InstanceState) -> int:
-    """Requests on an instance: those of the last poll, or our own when they are more (the poll is stale)."""
-    polled = instance.running_requests + instance.waiting_requests
-    return max(polled, instance.in_flight_requests)
-
-
 def least_loaded(pool: Sequence[InstanceState], first: int, reason: str) -> Choice:
     """The least loaded of a pool that is not empty; of equals the first from position `first` on."""
-    candidates = tuple(Candidate(instance.instance_id, load_of(instance)) for instance in pool)
+    candidates = tuple(Candidate(instance.instance_id, instance.load) for instance in pool)
     size = len(pool)
     best = min(range(size), key=lambda i: (candidates[i].cost, (i - first) % size))
     return Choice(pool[best], reason, candidates[best].cost, candidates)
