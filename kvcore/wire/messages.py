@@ -267,12 +267,14 @@ class Acquire(Message, frozen=True, array_like=True, tag=33):
     """Extents for a direct read, protected by a lease that ends by Release, by time, or with the connection.
 
     Waits like Await when `wait_ms` > 0. Bytes copied after the lease ended must be thrown away.
+    `layer_begin` tells the store which layers are going to be copied; it changes nothing but its counters.
     """
 
     keys: list[bytes]
     lease_ms: int
     layer_end: int = 0
     wait_ms: int = 0
+    layer_begin: int = 0
 
 
 class AcquireReply(Message, frozen=True, array_like=True, tag=34):

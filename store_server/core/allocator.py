@@ -1,9 +1,9 @@
 """Space of the pool: slabs cut into chunks of one size class, which wander between classes as they empty.
 
 The pool is a row of slabs. A slab belongs to one size class while it holds live chunks and goes back to the
-common pool with its last one, so a change of object sizes never strands memory for good. An object takes whole
-slabs for its bulk and chunks for its rest; where a single chunk would waste over an eighth, the rest is split
-over two or three. Everything is O(1) in the number of objects.
+common pool with its last one, so a change of object sizes never strands memory for good. An object takes
+whole slabs for its bulk and chunks for its rest; where a single chunk would waste over an eighth, the rest is
+split over two or three. Everything is O(1) in the number of objects.
 
 The allocator remembers each chunk's owner, so that eviction can clear one slab instead of the whole pool when
 a class has to grow.
@@ -61,15 +61,17 @@ class SlabAllocator:
     def allocate(self, size_bytes: int, owner: Any) -> Extents | None:
         """Extents of exactly `size_bytes`, or None (and nothing taken) when there is no room; ask `missing`
         what is lacking."""
-        num_whole, tail_classes = self.classes.plan(size_bytes)
+        num_whole, tail_classes, cost_bytes = self.classes.plan(size_bytes)
+        extents: Extents | None
         if num_whole == 0 and len(tail_classes) == 1:
             offset = self._take_chunk(tail_classes[0], owner)
-            if offset is None:
-                return None
-            self.used_bytes += self.classes.cost_bytes[tail_classes[0]]
+            extents = None if offset is None else (offset, size_bytes)
+        else:
+            extents = self._allocate_pieces(size_bytes, num_whole, tail_classes, owner)
+        if extents is not None:
+            self.used_bytes += cost_bytes
             self.requested_bytes += size_bytes
-            return (offset, size_bytes)
-        return self._allocate_pieces(size_bytes, num_whole, tail_classes, owner)
+        return extents
 
     def free(self, extents: Extents) -> None:
         """Gives back what one `allocate` returned."""
@@ -90,7 +92,7 @@ class SlabAllocator:
 
     def missing(self, size_bytes: int) -> int | None:
         """What keeps an object of this size out: a class index, WHOLE_SLAB, or None when it fits."""
-        num_whole, tail_classes = self.classes.plan(size_bytes)
+        num_whole, tail_classes, _ = self.classes.plan(size_bytes)
         free_slabs = len(self._free_slabs) - num_whole
         if free_slabs < 0:
             return WHOLE_SLAB
@@ -106,13 +108,12 @@ class SlabAllocator:
         return None
 
     def fits_empty_pool(self, size_bytes: int) -> bool:
-        num_whole, tail_classes = self.classes.plan(size_bytes)
+        num_whole, tail_classes, _ = self.classes.plan(size_bytes)
         return num_whole + len(set(tail_classes)) <= self.num_slabs
 
     def cost_bytes(self, size_bytes: int) -> int:
         """What an object of this size adds to `used_bytes`."""
-        num_whole, tail_classes = self.classes.plan(size_bytes)
-        return num_whole * self.slab_bytes + sum(self.classes.cost_bytes[index] for index in tail_classes)
+        return self.classes.plan(size_bytes)[2]
 
     def holds(self, extents: Extents, class_index: int) -> bool:
         """Whether freeing these extents helps who is missing `class_index` (or WHOLE_SLAB)."""
@@ -161,7 +162,6 @@ class SlabAllocator:
                     extents[-1] += self.slab_bytes
                 else:
                     extents += (offset, self.slab_bytes)
-            self.used_bytes += num_whole * self.slab_bytes
         rest = size_bytes - num_whole * self.slab_bytes
         if rest < 0:
             extents[-1] += rest
@@ -172,8 +172,6 @@ class SlabAllocator:
             piece_bytes = min(rest, self.classes.chunk_bytes[class_index])
             extents += (chunk, piece_bytes)
             rest -= piece_bytes
-            self.used_bytes += self.classes.cost_bytes[class_index]
-        self.requested_bytes += size_bytes
         return tuple(extents)
 
     def _take_chunk(self, class_index: int, owner: Any) -> int | None:

@@ -111,7 +111,7 @@ class AllocatorContract:
         for owner in neighbours:
             allocator.free(by_owner.pop(owner))
         assert allocator.num_free_slabs == 1
-        assert allocator.allocate(60_000, "large") is not None
+        assert allocator.allocate(allocator.slab_bytes, "large") is not None
 
     def test_freeing_what_is_not_allocated_is_refused(self) -> None:
         allocator = self.new_allocator(self.pool_size_bytes)

