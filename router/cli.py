@@ -16,11 +16,11 @@ import uvloop
 from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
+from kvcore.logs import configure_logging
 from router.app import Router
 from router.config import RouterConfig
 from router.core.policies import POLICIES
 from router.discovery import StaticDiscovery
-from router.logs import configure_logging
 from router.protocols import PD_PROTOCOLS
 
 _ENV_PREFIX = "MOONCAKE_ROUTER"
