@@ -77,12 +77,11 @@ class S3FifoPolicy:
     def _victim_of_small(self, evictable: Callable[[Evictable], bool]) -> Evictable | None:
         moving_on, found = [], None
         for key, entry in self._small.items():
-            if not evictable(entry):
-                continue
-            if self._uses[key] < _USES_TO_MOVE_ON:
+            if self._uses[key] >= _USES_TO_MOVE_ON:
+                moving_on.append(key)
+            elif evictable(entry):
                 found = entry
                 break
-            moving_on.append(key)
         for key in moving_on:
             entry = self._small.pop(key)
             self._small_bytes -= entry.size_bytes
@@ -92,18 +91,16 @@ class S3FifoPolicy:
         return found
 
     def _victim_of_main(self, evictable: Callable[[Evictable], bool]) -> Evictable | None:
-        for _ in range(MAX_USES + 1):
-            again, found = [], None
-            for key, entry in self._main.items():
-                if not evictable(entry):
-                    continue
-                if self._uses[key] == 0:
-                    found = entry
-                    break
-                again.append(key)
-            for key in again:
+        """What must stay now goes round like what was used, or every search would pass over it again."""
+        fruitless = 0
+        while fruitless < len(self._main):
+            key, entry = next(iter(self._main.items()))
+            if not evictable(entry):
+                fruitless += 1
+            elif self._uses[key] == 0:
+                return entry
+            else:
                 self._uses[key] -= 1
-                self._main.move_to_end(key)
-            if found is not None or not again:
-                return found
+                fruitless = 0
+            self._main.move_to_end(key)
         return None

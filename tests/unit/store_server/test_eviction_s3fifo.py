@@ -51,25 +51,24 @@ class NaiveS3Fifo:
 
     def evict_small(self, evictable: Callable[[bytes], bool]) -> bytes | None:
         for key in list(self.small):
-            if evictable(key):
-                if self.uses[key] <= 1:
-                    return key
+            if self.uses[key] > 1:
                 self.small.remove(key)
                 self.main.append(key)
                 self.uses[key] = 0
+            elif evictable(key):
+                return key
         return None
 
     def evict_main(self, evictable: Callable[[bytes], bool]) -> bytes | None:
-        while True:
-            candidates = [key for key in self.main if evictable(key)]
-            if not candidates:
-                return None
-            key = candidates[0]
-            if self.uses[key] == 0:
-                return key
-            self.uses[key] -= 1
-            self.main.remove(key)
-            self.main.append(key)
+        """What must stay goes round untouched. When that is all there is, nothing has moved in the end."""
+        while any(evictable(key) for key in self.main):
+            key = self.main[0]
+            if evictable(key):
+                if self.uses[key] == 0:
+                    return key
+                self.uses[key] -= 1
+            self.main.append(self.main.pop(0))
+        return None
 
 
 @given(histories)
