@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+
 import msgspec
 
 from router.core.view import InstanceState
+
+MIN_RETRY_AFTER_MS = 1000.0  # Retry-After counts whole seconds
 
 
 class RejectReason(str, enum.Enum):
@@ -57,8 +60,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 class Choice(msgspec.Struct, frozen=True):
     """What one policy says about one pool. `instance` is None only when the pool is empty.
 
-    `cost` is what the policy minimised. `predicted_ms` is the TTFT (prefill) or TBT (decode) to expect, 0 when
-    the policy makes no prediction. `prefix_blocks` leading blocks need not be computed, transferred ones
+    `cost` is what the policy minimised. `predicted_ms` is the TTFT (prefill) or TBT (decode) to expect, 0
+    when the policy makes no prediction. `prefix_blocks` leading blocks need not be computed, transferred ones
     included, and `compute_ms` is what remains. `short_of_kv_tokens`: the instance lacks room for that many.
     """
 

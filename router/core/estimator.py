@@ -1,4 +1,4 @@
-"""Durations predicted from lengths. Models are data: fitted by core.fitting, scaled online by core.correction.
+"""Durations predicted from lengths. Models are data: core.fitting fits them, core.correction scales them.
 
 The defaults stand for a dense 8B model on one GPU that sustains 150 TFLOPS and reads 1.5 TB/s: a place to
 start from. `mooncake-router profile` measures the real ones.

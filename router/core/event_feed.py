@@ -1,7 +1,7 @@
 """One publisher's KV events put in order: gaps are replayed, restarts noticed, then the index is told.
 
-Sequence numbers count batches from 0 per publisher (per DP rank). The shell owns the sockets: it hands in what
-arrives and carries out the `ReplayFrom` it gets back.
+Sequence numbers count batches from 0 per publisher (per DP rank). The shell owns the sockets: it hands in
+what arrives and carries out the `ReplayFrom` it gets back.
 """
 
 from __future__ import annotations

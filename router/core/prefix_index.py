@@ -8,7 +8,7 @@ Not safe for several threads.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -107,7 +107,7 @@ class PrefixIndex:
         self.table = BlockTable(max_size_bytes)
         self._block_bytes = block_size_tokens * TOKEN_BYTES
         self._placements = PredictedPlacements(predicted_ttl_s)
-        self._ids: list[str | None] = []
+        self.worker_ids: dict[int, str] = {}
         self._shared: list[bool] = []
         self._group: list[int | None] = []
         self._slots: list[int] = []  # _SLOTS for each worker, as bitmasks; 0: none yet
@@ -124,20 +124,19 @@ class PrefixIndex:
     def add_worker(self, worker_id: str, shared: bool = False) -> int:
         """Its number, from now on. `shared`: others can fetch its blocks (store nodes; engines whose local
         tier is part of the pool, as in the paper)."""
-        for worker, known in enumerate(self._ids):
-            if known is None:
-                self._ids[worker], self._shared[worker] = worker_id, shared
-                return worker
-        self._ids.append(worker_id)
-        self._shared.append(shared)
-        self._group.append(None)
-        self._slots.extend([0] * _SLOTS)
-        return len(self._ids) - 1
+        worker = next((n for n in range(len(self._shared)) if n not in self.worker_ids), len(self._shared))
+        if worker == len(self._shared):
+            self._shared.append(shared)
+            self._group.append(None)
+            self._slots.extend([0] * _SLOTS)
+        self._shared[worker] = shared
+        self.worker_ids[worker] = worker_id
+        return worker
 
     def remove_worker(self, worker: int) -> None:
         """Its blocks are dropped and its number may be given to another."""
         self.clear_worker(worker)
-        self._ids[worker] = None
+        del self.worker_ids[worker]
 
     def clear_worker(self, worker: int) -> None:
         """It holds nothing (any more). Takes constant time: `sweep` tidies up later."""
@@ -154,9 +153,6 @@ class PrefixIndex:
         self._group[worker] = None
         self._placements.forget(worker)
         self.stats.workers_cleared += 1
-
-    def worker_ids(self) -> Mapping[int, str]:
-        return {worker: name for worker, name in enumerate(self._ids) if name is not None}
 
     def sweep(self, max_blocks: int = 2000) -> bool:
         """A slice of the tidying that cleared workers leave behind; False when there is none to do.

@@ -1,66 +1,126 @@
-"""From a request and a view to a decision: the router and the simulator both call this and nothing else."""
+"""From a request and a view to a decision: router and simulator both call this and nothing else."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import msgspec
+
+from router.core.admission import make_admission
+from router.core.algorithm1 import select_decode, select_prefill
 from router.core.decision import Choice, Decision, Rejection, RejectReason
 from router.core.policies.base import Policy
+from router.core.settings import Settings
 from router.core.view import ClusterView, InstanceState, RequestView
+
+_NOTHING = Choice(None, "not_asked")
+_DEFAULTS = Settings()
 
 
 class Scheduler:
-    """`prefill_policy` chooses in the mixed or the prefill pool, `decode_policy` in the decode pool."""
+    """`prefill_policy` chooses in the mixed or the prefill pool, `decode_policy` in the decode pool.
 
-    def __init__(self, prefill_policy: Policy, decode_policy: Policy) -> None:
+    With both of them global_cache_aware / least_tbt and admission "early" this is Algorithm 1 line by line.
+    """
+
+    def __init__(self, prefill_policy: Policy, decode_policy: Policy, settings: Settings = _DEFAULTS) -> None:
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
+        self._admission = make_admission(settings)
+        self._settings = settings
 
     def schedule(self, request: RequestView, view: ClusterView, now: float) -> Decision:
-        """Never raises for what the cluster is like: an empty pool is a rejection (NO_INSTANCE)."""
+        """Never raises for what the cluster is like: nobody to answer is a rejection (NO_INSTANCE).
+
+        Without any prefill instance a decode instance does both, as an engine always can.
+        """
+        prefill = decode = _NOTHING
         if view.mixed:
-            choice = self._prefill_policy.choose(request, _allowed(view.mixed, request), view, now)
-            if choice.instance is None:
-                return _no_instance("mixed", choice)
-            return Decision(
-                decode=choice.instance,
-                transfer=choice.transfer,
-                ttft_ms=choice.predicted_ms,
-                prefill_choice=choice,
-            )
-        prefill = self._prefill_policy.choose(request, _allowed(view.prefill, request), view, now)
-        if prefill.instance is None:
-            return _no_instance("prefill", prefill)
-        decode = self._decode_policy.choose(request, _allowed(view.decode, request), view, now)
-        if decode.instance is None:
-            return _no_instance("decode", decode)
+            prefill = self._from_pool(request, view.mixed, view, now)
+            if prefill.instance is not None:
+                decode = self._predict_decode(request, Choice(prefill.instance, "same_instance"))
+        else:
+            prefill = self.choose_prefill(request, view, now)
+            decode = self.choose_decode(request, view, now)
+            if prefill.instance is None and decode.instance is not None:
+                prefill = self._predict_prefill(
+                    request, Choice(decode.instance, "no_prefill_instance"), view, now
+                )
+        if prefill.instance is None or decode.instance is None:
+            pool = "mixed or decode" if not view.decode else "allowed"
+            reject = Rejection(RejectReason.NO_INSTANCE, detail=f"no {pool} instance is available")
+            return Decision(reject=reject, prefill_choice=prefill, decode_choice=decode)
+        is_split = prefill.instance is not decode.instance
+        reject_reason = self._admission.at_arrival(request, prefill, decode, view, now)
         return Decision(
-            prefill=prefill.instance,
-            decode=decode.instance,
-            transfer=prefill.transfer,
-            ttft_ms=prefill.predicted_ms,
-            tbt_ms=decode.predicted_ms,
-            prefill_choice=prefill,
-            decode_choice=decode,
+            prefill.instance if is_split else None,
+            decode.instance,
+            prefill.transfer if reject_reason is None else None,
+            reject_reason,
+            prefill.predicted_ms,
+            decode.predicted_ms,
+            prefill,
+            decode,
         )
 
-    def choose_decode(self, request: RequestView, view: ClusterView, now: float) -> Choice:
-        """Another decode instance for a request whose prefill stays where it is (a retry)."""
-        return self._decode_policy.choose(request, _allowed(view.decode or view.mixed, request), view, now)
-
     def choose_prefill(self, request: RequestView, view: ClusterView, now: float) -> Choice:
-        """Another prefill instance for a request whose decode is under way (a retry)."""
-        return self._prefill_policy.choose(request, _allowed(view.prefill, request), view, now)
+        """A prefill instance; also for a retry, when the decode stays where it is."""
+        return self._from_pool(request, view.prefill, view, now)
+
+    def choose_decode(self, request: RequestView, view: ClusterView, now: float) -> Choice:
+        """A decode instance; also for a retry, when the prefill stays where it is."""
+        pool = _allowed(view.decode or view.mixed, request)
+        choice = self._decode_policy.choose(request, pool, view, now)
+        return self._predict_decode(request, choice)
+
+    def after_prefill(
+        self, request: RequestView, decode: InstanceState, view: ClusterView, now: float
+    ) -> Rejection | None:
+        """Whether `decode` (as it is now) may still begin to decode this request."""
+        choice = self._predict_decode(request, Choice(decode, "chosen_at_arrival"))
+        return self._admission.after_prefill(request, choice, view, now)
+
+    def _from_pool(
+        self, request: RequestView, pool: Sequence[InstanceState], view: ClusterView, now: float
+    ) -> Choice:
+        choice = self._prefill_policy.choose(request, _allowed(pool, request), view, now)
+        return self._predict_prefill(request, choice, view, now)
+
+    def _predict_prefill(self, request: RequestView, choice: Choice, view: ClusterView, now: float) -> Choice:
+        """Policies that look at loads only say nothing of TTFT, but admission and bookkeeping need it."""
+        if choice.instance is None or choice.predicted_ms:
+            return choice
+        match = view.prefix.match(request.block_hashes, now) if view.prefix is not None else None
+        predicted = select_prefill(
+            request,
+            (choice.instance,),
+            match,
+            view,
+            now,
+            self._settings.prefill_model,
+            self._settings.transfer_model,
+            math.inf,
+        )
+        return msgspec.structs.replace(
+            choice,
+            predicted_ms=predicted.predicted_ms,
+            prefix_blocks=predicted.prefix_blocks,
+            compute_ms=predicted.compute_ms,
+        )
+
+    def _predict_decode(self, request: RequestView, choice: Choice) -> Choice:
+        if choice.instance is None or choice.predicted_ms:
+            return choice
+        predicted = select_decode(
+            request, (choice.instance,), self._settings.decode_model, self._settings.expected_output_tokens
+        )
+        return msgspec.structs.replace(
+            choice, predicted_ms=predicted.predicted_ms, short_of_kv_tokens=predicted.short_of_kv_tokens
+        )
 
 
 def _allowed(pool: Sequence[InstanceState], request: RequestView) -> Sequence[InstanceState]:
     if not request.excluded:
         return pool
     return tuple(instance for instance in pool if instance.instance_id not in request.excluded)
-
-
-def _no_instance(pool: str, choice: Choice) -> Decision:
-    return Decision(
-        reject=Rejection(RejectReason.NO_INSTANCE, detail=f"no {pool} instance is available"),
-        prefill_choice=choice,
-    )

@@ -12,11 +12,11 @@ from router.core.prng import SplitMix64
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`seed`: of everything drawn at random, so that a run can be repeated.
 
-    `kvcache_balancing_threshold`: Algorithm 1's; a remote prefix is fetched when it is this many times as long
-    as the instance's own. SLOs of 0 mean no limit; a request's own ones go before them. `admission` is one of
-    router.core.admission.ADMISSIONS. Requests of a priority above 0 (less urgent, as in vLLM) are admitted up
-    to `sheddable_slo_share` of the SLOs only, so that they are the first to be refused. `decode_ms` is the
-    uniform t_d of admission "predictive"; 0: the measured mean.
+    `kvcache_balancing_threshold`: Algorithm 1's; a remote prefix is fetched when it is this many times as
+    long as the instance's own. SLOs of 0 mean no limit; a request's own ones go before them. `admission` is
+    one of router.core.admission.ADMISSIONS. Requests of a priority above 0 (less urgent, as in vLLM) are
+    admitted up to `sheddable_slo_share` of the SLOs only, so that they are the first to be refused.
+    `decode_ms` is the uniform t_d of admission "predictive"; 0: the measured mean.
     """
 
     seed: int = 0

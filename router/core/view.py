@@ -7,6 +7,7 @@ blocks.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -15,6 +16,14 @@ import msgspec
 from kvcore.wire.events import Medium
 
 NO_WORKER = -1
+
+
+class Role(str, enum.Enum):
+    """What an instance does."""
+
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 from kvcore.errors import ConfigError
 from router.core.policies.base import Policy
+from router.core.policies.cache_aware import CacheAware
+from router.core.policies.global_cache_aware import GlobalCacheAware
 from router.core.policies.least_loaded import LeastLoaded
+from router.core.policies.least_tbt import LeastTbt
 from router.core.policies.power_of_two import PowerOfTwo
 from router.core.policies.random import Random
 from router.core.policies.round_robin import RoundRobin
@@ -17,6 +20,9 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "random": lambda settings: Random(settings.prng()),
     "power_of_two": lambda settings: PowerOfTwo(settings.prng()),
     "session_sticky": lambda settings: SessionSticky(),
+    "cache_aware": CacheAware,
+    "global_cache_aware": GlobalCacheAware,
+    "least_tbt": LeastTbt,
 }
 
 

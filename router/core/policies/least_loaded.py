@@ -16,5 +16,6 @@ class LeastLoaded:
     ) -> Choice:
         if not pool:
             return EMPTY_POOL
+        turn = self._turn % len(pool)
         self._turn += 1
-        return least_loaded(pool, self._turn % len(pool), "least_loaded")
+        return least_loaded(pool, turn, "least_loaded")

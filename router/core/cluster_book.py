@@ -1,0 +1,176 @@
+"""The cluster's state between decisions: who is there, what is under way, what the next view shows.
+
+Live router and simulator keep one each and tell it what happens; it never does anything by itself. All
+methods are to be called from one thread, with one clock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.core.decision import Decision, Transfer
+from router.core.forecast import Forecast
+from router.core.instance_book import InstanceBook, LoadReport
+from router.core.length_history import LengthHistory
+from router.core.prefix_index import PrefixIndex
+from router.core.settings import Settings
+from router.core.view import NO_WORKER, ClusterView, InstanceState, RequestView, Role
+
+
+class _Member(msgspec.Struct):
+    role: Role
+    book: InstanceBook
+    is_available: bool = True
+
+
+class _Request(msgspec.Struct):
+    view: RequestView
+    prefill_on: str  # "": done, or none
+    decode_on: str
+
+
+class ClusterBook:
+    def __init__(self, settings: Settings, index: PrefixIndex | None = None) -> None:
+        self._settings = settings
+        self._index = index
+        self.history = LengthHistory(settings.expected_output_tokens)
+        self.forecast = Forecast(self.history)
+        self._members: dict[str, _Member] = {}
+        self._requests: dict[str, _Request] = {}
+        self._transfers: dict[int, int] = {}
+        self._worker_of: dict[str, int] = {}
+
+    # ---- members ----------------------------------------------------------------------------------------
+
+    def add_instance(
+        self,
+        instance_id: str,
+        role: Role,
+        *,
+        kv_capacity_tokens: int = 0,
+        is_shared: bool = False,
+        store_node: str = "",
+    ) -> int:
+        """Its worker number in the index. `is_shared`: others can fetch from its local tier; `store_node`:
+        the store node on its host, added before."""
+        worker = self._add_worker(instance_id, is_shared)
+        store_worker = self._worker_of[store_node] if store_node else NO_WORKER
+        book = InstanceBook(instance_id, worker, store_worker, kv_capacity_tokens)
+        self._members[instance_id] = _Member(role, book)
+        return worker
+
+    def add_store_node(self, node_id: str) -> int:
+        return self._add_worker(node_id, True)
+
+    def remove(self, member_id: str) -> None:
+        """An instance or a store node. Requests still on it end as usual."""
+        self._members.pop(member_id, None)
+        worker = self._worker_of.pop(member_id, NO_WORKER)
+        if self._index is not None and worker != NO_WORKER:
+            self._index.remove_worker(worker)
+
+    def set_available(self, instance_id: str, is_available: bool) -> None:
+        """Not available: unhealthy, draining, breaker open. Gets no new requests."""
+        self._members[instance_id].is_available = is_available
+
+    def polled(self, instance_id: str, report: LoadReport) -> None:
+        member = self._members.get(instance_id)
+        if member is not None:
+            member.book.polled(report, self._settings.prefill_model.per_token_ms)
+
+    def view(self, now: float) -> ClusterView:
+        pools: dict[Role, list[InstanceState]] = {role: [] for role in Role}
+        for member in self._members.values():
+            if member.is_available:
+                pools[member.role].append(member.book.state(now))
+        return ClusterView(
+            tuple(pools[Role.MIXED]),
+            tuple(pools[Role.PREFILL]),
+            tuple(pools[Role.DECODE]),
+            self._index,
+            self.forecast,
+            self._index.worker_ids if self._index is not None else {},
+            self._transfers,
+        )
+
+    # ---- requests ---------------------------------------------------------------------------------------
+
+    def sent(self, request: RequestView, decision: Decision, now: float) -> None:
+        """A decision was carried out. When the request is sent anew, `ended` comes first."""
+        prefiller = decision.prefill or decision.decode
+        assert prefiller is not None and decision.decode is not None
+        expected = self.history.expected_tokens(request.tenant, request.prompt_tokens, request.max_tokens)
+        done_at = now
+        choice = decision.prefill_choice
+        if choice is not None and (member := self._members.get(prefiller.instance_id)) is not None:
+            model_ms = choice.compute_ms / prefiller.prefill_scale
+            done_at = member.book.prefill_sent(request.request_id, model_ms, now)
+            if self._index is not None and member.book.worker != NO_WORKER:
+                self._index.place(member.book.worker, request.block_hashes, now)
+        if (member := self._members.get(decision.decode.instance_id)) is not None:
+            kv_tokens = request.prompt_tokens + int(expected)
+            tbt_ms = decision.tbt_ms / decision.decode.tbt_scale
+            member.book.decode_sent(request.request_id, kv_tokens, tbt_ms, now)
+        self.forecast.add(
+            request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
+        )
+        prefill_on = prefiller.instance_id if choice is not None else ""
+        self._requests[request.request_id] = _Request(request, prefill_on, decision.decode.instance_id)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The prefill is done and decoding has begun."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        self._end_prefill(request_id, request, now, completed=True)
+        if (member := self._members.get(request.decode_on)) is not None:
+            member.book.decode_started(request_id, now)
+        self.forecast.started(request_id, now)
+
+    def prefill_failed(self, request_id: str, now: float) -> None:
+        """Its prefill leg ended without result; the decode instance computes it all."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end_prefill(request_id, request, now, completed=False)
+
+    def ended(self, request_id: str, now: float, output_tokens: int = 0) -> None:
+        """However it ended. `output_tokens`: of a complete answer only; 0 teaches nothing about lengths."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._end_prefill(request_id, request, now, completed=False)
+        if (member := self._members.get(request.decode_on)) is not None:
+            member.book.decode_ended(request_id, now, output_tokens)
+        if output_tokens:
+            self.history.observe(request.view.tenant, request.view.prompt_tokens, output_tokens)
+            self.forecast.finished(request_id, now)
+        else:
+            self.forecast.remove(request_id)
+
+    def transfer_started(self, transfer: Transfer) -> None:
+        worker = self._worker_of.get(transfer.source, NO_WORKER)
+        self._transfers[worker] = self._transfers.get(worker, 0) + 1
+
+    def transfer_ended(self, transfer: Transfer) -> None:
+        worker = self._worker_of.get(transfer.source, NO_WORKER)
+        remaining = self._transfers.get(worker, 0) - 1
+        if remaining > 0:
+            self._transfers[worker] = remaining
+        else:
+            self._transfers.pop(worker, None)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def _end_prefill(self, request_id: str, request: _Request, now: float, completed: bool) -> None:
+        if request.prefill_on and (member := self._members.get(request.prefill_on)) is not None:
+            member.book.prefill_ended(request_id, now, completed)
+        request.prefill_on = ""
+
+    def _add_worker(self, member_id: str, is_shared: bool) -> int:
+        if self._index is None:
+            return NO_WORKER
+        worker = self._index.add_worker(member_id, is_shared)
+        self._worker_of[member_id] = worker
+        return worker
