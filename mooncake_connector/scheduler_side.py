@@ -124,6 +124,7 @@ class SchedulerSide:
             return
         state = self._state(request)
         state.block_ids = list(block_ids)
+        self._forget_answers(request.request_id)
         if num_external_tokens <= 0:
             return
         begin = state.num_local_blocks
@@ -139,8 +140,6 @@ class SchedulerSide:
         state.num_loaded_blocks = end - begin
         if begin <= state.num_handled_blocks or state.follows:
             state.num_handled_blocks = max(state.num_handled_blocks, end)
-        self._lookup.forget(request.request_id)
-        self._lookup.forget(f"{request.request_id}+")
 
     # ---- one step
 
@@ -216,9 +215,7 @@ class SchedulerSide:
     def request_finished(self, request: Any) -> dict[str, Any] | None:
         """Forgets the request; the answer goes to the client as kv_transfer_params."""
         state = self._states.pop(request.request_id, None)
-        if self._lookup is not None:
-            self._lookup.forget(request.request_id)
-            self._lookup.forget(f"{request.request_id}+")
+        self._forget_answers(request.request_id)
         if state is None or state.pd is None:
             return None
         if state.is_prefill_leg and self._lookup is not None:
@@ -245,6 +242,11 @@ class SchedulerSide:
         if self._store is not None:
             self._store.close()
         self._lookup = self._store = None
+
+    def _forget_answers(self, request_id: str) -> None:
+        if self._lookup is not None:
+            self._lookup.forget(request_id)
+            self._lookup.forget(f"{request_id}+")
 
     def _state(self, request: Any) -> RequestState:
         state = self._states.get(request.request_id)
