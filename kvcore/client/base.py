@@ -24,6 +24,9 @@ class LookupResult(msgspec.Struct, frozen=True):
     available: bool = True
 
 
+UNAVAILABLE_LOOKUP = LookupResult(num_hits=0, layers_ready=(), tiers=(), load=0.0, available=False)
+
+
 class LayerwiseStore(Protocol):
     """What an engine plugin needs; implemented by StoreClient and by kvcore.client.fake.FakeStoreClient.
 

@@ -9,14 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvcore.client.base import LookupResult
+from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.transport.base import ReadBatch, WriteBatch
 from kvcore.transport.fake import DEFAULT_TIMEOUT_MS, FakeStore, FakeTransfer, FakeTransport
 from kvcore.wire.messages import Status, Tier
 
 __all__ = ["FakeStore", "FakeStoreClient"]
-
-UNAVAILABLE_LOOKUP = LookupResult(num_hits=0, layers_ready=(), tiers=(), load=0.0, available=False)
 
 
 class FakeStoreClient:

@@ -117,10 +117,10 @@ class ClientSession(Generic[C]):
             raise RemoteProtocolError(f"{kind.__name__} instead of {expected.__name__}")
         if frame.payload_bytes and kind not in WITH_PAYLOAD:
             raise RemoteProtocolError(f"{kind.__name__} with a payload of {frame.payload_bytes} bytes")
+        if isinstance(reply, m.HelloReply):
+            self._agree(reply)
         del self._pending[frame.request_id]
         self.phase = following
-        if kind is m.HelloReply:
-            self._agree(reply)  # type: ignore[arg-type]
         return context  # type: ignore[return-value]
 
     def close(self) -> list[C]:

@@ -93,6 +93,7 @@ def test_useless_greetings_are_refused(reply):
     session.start(m.Hello, "hello")
     with pytest.raises(RemoteProtocolError):
         session.receive(frame_of(reply))
+    assert session.close() == ["hello"]
 
 
 def hello(version: int = m.PROTOCOL_VERSION, token: str = "") -> Frame:

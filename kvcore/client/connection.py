@@ -1,0 +1,385 @@
+"""One socket to the store, shared by any number of threads, without a thread of its own.
+
+Leader and followers: a caller that waits becomes the reader when nobody else is, receives frames until its
+own answer is complete (payload goes straight into the memory of whoever asked for it), then hands the role
+to another waiting caller. A caller on its own therefore never pays for a thread switch. Senders take turns,
+and one whose bytes are not taken reads in the meantime: a store that waits for us to drain its answers can
+not lock up with us.
+"""
+
+import contextlib
+import math
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvcore.errors import DeadlineExceeded, StoreUnavailable
+from kvcore.transport.channel import Call, Outcome, Place
+from kvcore.wire.codec import Frame, encode_frame, reply_decoder
+from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
+from kvcore.wire.receiver import FrameReceiver
+from kvcore.wire.session import ClientSession, refusal
+
+IOV_MAX = 1024
+NO_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+# A blocking receive returns at least this often to look at the clock.
+TICK_S = 0.25
+# How long a sender sleeps when somebody else is the reader and may leave at any time.
+SENDER_TICK_MS = 10
+# Unanswered requests nobody waits for (Release, Abort) before their answers are drained on the way.
+MAX_FORGOTTEN = 32
+FOREVER = float("inf")
+
+
+class Connection:
+    """Implements Channel. `on_broken(error)` is called once, by the thread that finds the connection broken.
+
+    `silence_s`: when a deadline passes and the store has sent nothing for that long although it was due, the
+    connection is given up. A deadline that passes in the middle of an answer's payload also ends the
+    connection: that is the only way to give the buffers back.
+    """
+
+    def __init__(
+        self, sock: socket.socket, on_broken: Callable[[Exception], None], *, silence_s: float = 1.0
+    ) -> None:
+        self.max_payload_bytes = 0
+        self.max_keys = 1
+        self._socket = sock
+        self._on_broken = on_broken
+        self._silence_s = silence_s
+        self._session: ClientSession[Call] = ClientSession()
+        self._decoder = reply_decoder()
+        self._receiver: FrameReceiver[Reply] = FrameReceiver(self._decoder, self._on_frame, self._on_end)
+        # Guards the session, the calls and the roles; never held while sending, receiving or waiting.
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._reading = False
+        self._parked: list[Call] = []
+        self._current: Call | None = None
+        self._error: Exception | None = None
+        self._reported = False
+        self._receive_timeout_ms = 0
+        self._last_received = time.monotonic()
+        self._overdue_since: float | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self._error is not None
+
+    @property
+    def num_pending(self) -> int:
+        return self._session.num_pending
+
+    def greet(self, hello: tuple[object, ...], deadline: float) -> HelloReply:
+        """Opens the session; `hello` are the fields of Hello behind the id.
+
+        RequestRefused: the store does not want us. StoreUnavailable: there was no (sensible) answer.
+        """
+        outcome = self.ask(Hello, hello, deadline)
+        if isinstance(outcome, HelloReply):
+            self.max_payload_bytes = self._decoder.max_payload_bytes = outcome.max_payload_bytes
+            self.max_keys = outcome.max_keys
+            return outcome
+        self.close()
+        if isinstance(outcome, ErrorReply):
+            raise refusal(outcome)
+        raise StoreUnavailable(str(self._error or "no answer to the greeting in time"))
+
+    def ask(
+        self, kind: type[Message], fields: tuple[object, ...], deadline: float, *, wait_s: float = 0.0
+    ) -> Outcome:
+        """A small request and its answer."""
+        stall_s = max(0.0, deadline - time.monotonic())
+        return self.wait(self.start(kind, fields, stall_s=stall_s, wait_s=wait_s), deadline)
+
+    def start(
+        self,
+        kind: type[Message],
+        fields: tuple[object, ...],
+        *,
+        payload: Sequence[memoryview] = (),
+        place: Place | None = None,
+        stall_s: float = 5.0,
+        wait_s: float = 0.0,
+    ) -> Call:
+        call = Call(place, wait_s)
+        self._begin(call, kind)
+        if call.outcome is None:
+            self._send(call, kind, fields, payload, stall_s)
+        return call
+
+    def forget(self, kind: type[Message], fields: tuple[object, ...]) -> None:
+        call = Call()
+        call.abandoned = True
+        self._begin(call, kind)
+        if call.outcome is None:
+            self._send(call, kind, fields, (), stall_s=1.0)
+            if self._session.num_pending > MAX_FORGOTTEN:
+                self.poll(call)
+
+    def wait(self, call: Call, deadline: float) -> Outcome:
+        while call.outcome is None:
+            with self._lock:
+                if call.outcome is not None:
+                    break
+                leads = not self._reading
+                if leads:
+                    self._reading = True
+                else:
+                    gate = call.gate = threading.Lock()
+                    gate.acquire()
+                    self._parked.append(call)
+            if leads:
+                try:
+                    self._read_until(call, deadline)
+                finally:
+                    self._leave()
+            else:
+                gate.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+                self._unpark(call)
+            if call.outcome is None and time.monotonic() >= deadline:
+                self._expire(call)
+        return call.outcome
+
+    def poll(self, call: Call) -> bool:
+        with self._lock:
+            if call.outcome is not None or self._reading:
+                return call.outcome is not None
+            self._reading = True
+        try:
+            while call.outcome is None and self._error is None and self._receive(socket.MSG_DONTWAIT):
+                pass
+        finally:
+            self._leave()
+        return call.outcome is not None
+
+    def close(self) -> None:
+        """Ends the connection; what is in flight ends as UNAVAILABLE. The store sees it at once."""
+        self._break(StoreUnavailable("closed by its owner"))
+
+    def abandon_after_fork(self) -> None:
+        """Lets go of the socket in a child process, without a word on the wire: the parent still uses it."""
+        self._error = StoreUnavailable("this process was forked")
+        self._socket.close()
+
+    # ---- sending ---------------------------------------------------------------------------------------
+
+    def _begin(self, call: Call, kind: type[Message]) -> None:
+        with self._lock:
+            if self._error is not None:
+                call.outcome = Status.UNAVAILABLE
+                return
+            call.sent_at = time.monotonic()
+            call.request_id = self._session.start(kind, call)
+
+    def _send(
+        self,
+        call: Call,
+        kind: type[Message],
+        fields: tuple[object, ...],
+        payload: Sequence[memoryview],
+        stall_s: float,
+    ) -> None:
+        head = encode_frame(kind(call.request_id, *fields), sum(map(len, payload)))
+        if not self._send_lock.acquire(timeout=min(stall_s, threading.TIMEOUT_MAX)):
+            self._withdraw(call)
+            return
+        try:
+            if not self._send_all([memoryview(head), *payload] if payload else [memoryview(head)], stall_s):
+                self._withdraw(call)
+        except (DeadlineExceeded, OSError) as error:
+            self._break(error)
+        finally:
+            self._send_lock.release()
+            if self._error is not None:
+                self._close_socket_if_idle()
+
+    def _send_all(self, buffers: list[memoryview], stall_s: float) -> bool:
+        """False: nothing was sent in time. DeadlineExceeded: half a frame was, and then nothing more."""
+        begun, first = False, 0
+        deadline = time.monotonic() + stall_s
+        while first < len(buffers):
+            try:
+                if len(buffers) - first == 1:
+                    size = self._socket.send(buffers[first], NO_WAIT)
+                else:
+                    size = self._socket.sendmsg(buffers[first : first + IOV_MAX], (), NO_WAIT)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    if not begun:
+                        return False
+                    raise DeadlineExceeded("the store stopped taking a request half way") from None
+                self._wait_writable(deadline)
+                if self._error is not None:
+                    return True
+                continue
+            while first < len(buffers) and size >= len(buffers[first]):
+                size -= len(buffers[first])
+                first += 1
+            if size:
+                buffers[first] = buffers[first][size:]
+            if first < len(buffers):
+                # Half a frame cannot be taken back, so from here on more patience is cheaper.
+                begun, deadline = True, time.monotonic() + max(stall_s, self._silence_s)
+        return True
+
+    def _wait_writable(self, deadline: float) -> None:
+        with self._lock:
+            leads = not self._reading
+            self._reading = True
+        try:
+            poller = select.poll()
+            poller.register(self._socket, select.POLLOUT | select.POLLIN if leads else select.POLLOUT)
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            events = poller.poll(left_ms if leads else min(left_ms, SENDER_TICK_MS))
+            if leads and events and events[0][1] & ~select.POLLOUT:
+                self._receive(socket.MSG_DONTWAIT)
+        finally:
+            if leads:
+                self._leave()
+
+    def _withdraw(self, call: Call) -> None:
+        with self._lock:
+            if self._error is None and call.outcome is None:
+                self._session.cancel(call.request_id)
+                call.outcome = Status.TIMED_OUT
+
+    # ---- receiving: only by whoever holds the role (_reading) ------------------------------------------
+
+    def _read_until(self, call: Call, deadline: float) -> None:
+        while call.outcome is None and self._error is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            timeout_ms = math.ceil(min(left_s, TICK_S) * 1000)
+            if timeout_ms != self._receive_timeout_ms:
+                timeval = struct.pack("ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+                self._receive_timeout_ms = timeout_ms
+            self._receive()
+
+    def _receive(self, flags: int = 0) -> bool:
+        """One receive; False when there was nothing, or nothing ever will be."""
+        views = self._receiver.views()
+        try:
+            if not self._receiver.in_payload:
+                size = self._socket.recv_into(views[0], 0, flags)
+            elif len(views) == 1:
+                size = self._socket.recv_into(views[0], 0, flags | socket.MSG_WAITALL)
+            else:
+                size = self._socket.recvmsg_into(views[:IOV_MAX], 0, flags | socket.MSG_WAITALL)[0]
+            if size == 0:
+                raise ConnectionResetError("the store closed the connection")
+            self._last_received = time.monotonic()
+            self._overdue_since = None
+            self._receiver.received(size)
+        except BlockingIOError:
+            return False
+        except Exception as error:
+            # Whatever it was, we have lost step with the stream.
+            self._break(error)
+            return False
+        return True
+
+    def _on_frame(self, frame: Frame[Reply]) -> Sequence[memoryview] | None:
+        with self._lock:
+            call = self._session.receive(frame)
+            call.reply = frame.message
+            self._current = call
+            if call.abandoned:
+                return None
+        if call.place is not None and isinstance(frame.message, ReadReply):
+            return call.place(frame.message, frame.payload_bytes)
+        return None
+
+    def _on_end(self, frame: Frame[Reply]) -> None:
+        with self._lock:
+            call, self._current = self._current, None
+            if call is not None and call.outcome is None:
+                call.outcome = call.reply
+                self._wake(call)
+
+    def _leave(self) -> None:
+        """Hands the role over, or, on a broken connection, ends everything that waits."""
+        with self._lock:
+            self._reading = False
+            error = self._error
+            if error is None:
+                self._wake_next()
+                return
+            orphans = self._session.close()
+            if self._current is not None:
+                orphans.append(self._current)
+                self._current = None
+            for call in orphans:
+                if call.outcome is None:
+                    call.outcome = Status.UNAVAILABLE
+                self._wake(call)
+            is_news, self._reported = not self._reported, True
+        self._close_socket_if_idle()
+        if is_news:
+            self._on_broken(error)
+
+    # ---- ends ------------------------------------------------------------------------------------------
+
+    def _expire(self, call: Call) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if call.outcome is not None:
+                return
+            in_payload = call is self._current
+            if not in_payload:
+                call.abandoned = True
+                call.outcome = Status.TIMED_OUT
+                if not self._reading:
+                    self._wake_next()
+            if self._overdue_since is None:
+                self._overdue_since = max(self._last_received, call.sent_at + call.wait_s)
+            silent = now - self._overdue_since >= self._silence_s
+        if in_payload:
+            self._break(DeadlineExceeded("a deadline passed in the middle of an answer"))
+            # Whoever is receiving into this call's memory has been cut off and is about to leave.
+            self.wait(call, FOREVER)
+            call.outcome = Status.TIMED_OUT
+        elif silent:
+            self._break(DeadlineExceeded(f"the store has been silent for {self._silence_s:.1f} s"))
+
+    def _break(self, error: Exception) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            leads = not self._reading
+            self._reading = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if leads:
+            self._leave()
+
+    def _close_socket_if_idle(self) -> None:
+        # A descriptor closed under another thread's system call might by then be somebody else's.
+        if self._send_lock.acquire(blocking=False):
+            try:
+                with self._lock:
+                    if not self._reading:
+                        self._socket.close()
+            finally:
+                self._send_lock.release()
+
+    def _wake(self, call: Call) -> None:
+        gate, call.gate = call.gate, None
+        if gate is not None:
+            self._parked.remove(call)
+            gate.release()
+
+    def _wake_next(self) -> None:
+        if self._parked:
+            self._wake(self._parked[0])
+
+    def _unpark(self, call: Call) -> None:
+        with self._lock:
+            if call.gate is not None:
+                call.gate = None
+                self._parked.remove(call)

@@ -1,0 +1,309 @@
+"""The shm plane, for clients on the store's own host: bytes are copied through the mapped pool.
+
+Reads: Acquire -> copy -> Release. Writes: (Reserve has granted the extents) copy -> Commit. Batches that are
+small in all go inline through the tcp plane: one round trip is then cheaper than the two of a lease.
+"""
+
+import time
+from collections.abc import Sequence
+
+from kvcore.layout import extent_spans, layer_span, total_bytes
+from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
+from kvcore.transport.channel import Call, Channel, Outcome
+from kvcore.transport.checksums import checksum, is_corrupt
+from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
+from kvcore.transport.parts import (
+    CommitPart,
+    Observer,
+    Part,
+    PartsTransfer,
+    Reservation,
+    Sink,
+    UnpinnedRegion,
+    WriteRun,
+    cut,
+    exact_sink,
+    failure_of,
+    moved_bytes,
+    plan_write,
+    status_of,
+    statuses_of,
+)
+from kvcore.transport.tcp import TcpTransport
+from kvcore.wire.messages import (
+    Abort,
+    Acquire,
+    AcquireReply,
+    Commit,
+    Grant,
+    Release,
+    Remove,
+    Reserve,
+    ReserveReply,
+    Status,
+)
+
+# Up to here the socket is faster than a lease, respectively than reserve and commit.
+INLINE_READ_BYTES = 32 << 10
+INLINE_PUT_BYTES = 128 << 10
+# The store's clock and ours are the same one, but not read at the same moment.
+LEASE_MARGIN_S = 0.05
+UNLIMITED_BYTES = 1 << 62
+
+
+class AcquirePart:
+    """One Acquire. The copy is made by the thread that waits, under a lease that provably still holds."""
+
+    def __init__(self, plane: "ShmTransport", indices: Sequence[int], keys: list[bytes], sink: Sink) -> None:
+        self.indices = indices
+        self.call = Call()
+        self.moved_bytes = 0
+        self._plane = plane
+        self._keys = keys
+        self._sink = sink
+
+    def send(self, layer_begin: int, layer_end: int, wait_ms: int) -> None:
+        self._layer_begin, self._layer_end = layer_begin, layer_end
+        self.call = self._acquire(wait_ms)
+
+    def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
+        channel = self._plane.channel
+        # The lease began somewhere between the request and its answer: the request is the safe guess. When
+        # too little is left of it by that guess, a new one is asked for, now without waiting.
+        while isinstance(outcome, AcquireReply) and time.monotonic() > self._lease_ends() and outcome.lease:
+            channel.forget(Release, (outcome.lease,))
+            self.call = self._acquire(wait_ms=0)
+            outcome = channel.wait(self.call, deadline)
+        if not isinstance(outcome, AcquireReply):
+            return [failure_of(outcome)] * len(self._keys)
+        try:
+            return self._copy(outcome)
+        finally:
+            if outcome.lease:
+                channel.forget(Release, (outcome.lease,))
+
+    def _acquire(self, wait_ms: int) -> Call:
+        return self._plane.channel.start(
+            Acquire,
+            (self._keys, self._plane.lease_ms, self._layer_end, wait_ms, self._layer_begin),
+            stall_s=self._plane.timeout_s,
+            wait_s=wait_ms / 1e3,
+        )
+
+    def _lease_ends(self) -> float:
+        lease_s = self._plane.lease_ms / 1e3
+        return self.call.sent_at + lease_s - min(LEASE_MARGIN_S, lease_s / 4)
+
+    def _copy(self, reply: AcquireReply) -> list[Status]:
+        if len(reply.grants) != len(self._keys):
+            return [Status.INVALID] * len(self._keys)
+        with self._plane.mapping.using() as pool:
+            if pool is None:
+                return [Status.UNAVAILABLE] * len(self._keys)
+            statuses = [
+                self._copy_one(pool, index, key, grant)
+                for index, key, grant in zip(self.indices, self._keys, reply.grants, strict=True)
+            ]
+        # What was copied after the lease ended, or after the store dropped us, may be anything.
+        if self._plane.channel.broken:
+            return [Status.UNAVAILABLE if status is Status.OK else status for status in statuses]
+        if time.monotonic() > self._lease_ends():
+            return [Status.TIMED_OUT if status is Status.OK else status for status in statuses]
+        return statuses
+
+    def _copy_one(self, pool: memoryview, index: int, key: bytes, grant: Grant) -> Status:
+        if grant.status != Status.OK:
+            return status_of(grant.status)
+        layer_end = self._layer_end or grant.num_layers
+        begin, end = layer_span(grant.size_bytes, grant.num_layers, self._layer_begin, layer_end)
+        views = self._sink(index, end - begin)
+        if views is None:
+            return Status.INVALID
+        spans = _spans_within(pool, grant.extents, begin, end)
+        if spans is None:
+            return Status.INVALID
+        copy_from_pool(pool, spans, views)
+        expected = grant.checksums[self._layer_begin : layer_end]
+        if self._plane.verify and expected and is_corrupt(views, expected):
+            self._plane.channel.forget(Remove, ([key],))
+            return Status.CORRUPT
+        self.moved_bytes += end - begin
+        return Status.OK
+
+
+class PutPart:
+    """Reserve, then, by the thread that waits, copy and Commit."""
+
+    def __init__(
+        self,
+        plane: "ShmTransport",
+        indices: Sequence[int],
+        keys: list[bytes],
+        values: Sequence[list[memoryview]],
+        sizes_bytes: list[int],
+    ) -> None:
+        self.indices = indices
+        self.moved_bytes = 0
+        self.call = plane.channel.start(Reserve, (keys, sizes_bytes), stall_s=plane.timeout_s)
+        self._plane = plane
+        self._keys = keys
+        self._values = values
+        self._sizes_bytes = sizes_bytes
+
+    def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
+        channel = self._plane.channel
+        if not isinstance(outcome, ReserveReply) or len(outcome.grants) != len(self._keys):
+            if outcome is Status.TIMED_OUT:
+                channel.forget(Abort, (self._keys,))
+            return [failure_of(outcome)] * len(self._keys)
+        statuses = [status_of(grant.status) for grant in outcome.grants]
+        granted = [index for index, status in enumerate(statuses) if status is Status.OK]
+        with self._plane.mapping.using() as pool:
+            for index in granted:
+                size_bytes = self._sizes_bytes[index]
+                spans = pool and _spans_within(pool, outcome.grants[index].extents, 0, size_bytes)
+                if not pool or not spans:
+                    channel.forget(Abort, ([self._keys[index] for index in granted],))
+                    return [Status.UNAVAILABLE] * len(self._keys)
+                copy_to_pool(pool, spans, self._values[index])
+        if granted:
+            keys = [self._keys[index] for index in granted]
+            sums = self._plane.sums([self._values[index] for index in granted])
+            call = channel.start(Commit, (keys, 0, 1, sums), stall_s=self._plane.timeout_s)
+            committed = statuses_of(channel.wait(call, deadline), len(granted))
+            for index, status in zip(granted, committed, strict=True):
+                statuses[index] = status
+        self.moved_bytes = moved_bytes(statuses, self._sizes_bytes)
+        return statuses
+
+
+class ShmTransport:
+    """Implements Transport. Small batches and everything it has no grant for go through `inline`."""
+
+    name = "shm"
+
+    def __init__(
+        self,
+        inline: TcpTransport,
+        mapping: PoolMapping,
+        *,
+        lease_ms: int,
+        verify: bool = False,
+    ) -> None:
+        self.channel: Channel = inline.channel
+        self.mapping = mapping
+        self.lease_ms = lease_ms
+        self.timeout_s = inline.timeout_s
+        self.verify = verify
+        self._inline = inline
+        self._reservations: dict[bytes, Reservation] = inline.reservations
+
+    def register(self, buffer: Buffer) -> UnpinnedRegion:
+        return UnpinnedRegion(buffer)
+
+    def submit(self, batch: ReadBatch | WriteBatch) -> PartsTransfer:
+        check_batch(batch)
+        if isinstance(batch, WriteBatch):
+            return self._submit_write(batch)
+        sink, sizes_bytes = exact_sink(batch)
+        return self.submit_read(
+            list(batch.keys), sizes_bytes, sink, batch.layer_begin, batch.layer_end, batch.wait_ms
+        )
+
+    def submit_read(
+        self,
+        keys: list[bytes],
+        sizes_bytes: Sequence[int],
+        sink: Sink,
+        layer_begin: int = 0,
+        layer_end: int = 0,
+        wait_ms: int = 0,
+    ) -> PartsTransfer:
+        if sum(sizes_bytes) <= INLINE_READ_BYTES:
+            return self._inline.submit_read(keys, sizes_bytes, sink, layer_begin, layer_end, wait_ms)
+        parts: list[Part] = []
+        for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys):
+            part = AcquirePart(self, run, keys[run.start : run.stop], sink)
+            part.send(layer_begin, layer_end, wait_ms)
+            parts.append(part)
+        return PartsTransfer(
+            self.channel,
+            parts,
+            [Status.INVALID] * len(keys),
+            self.timeout_s + wait_ms / 1e3,
+            self._inline.on_read,
+        )
+
+    def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
+        """Whole objects of one layer."""
+        sizes_bytes = [total_bytes(views) for views in values]
+        if sum(sizes_bytes) <= INLINE_PUT_BYTES:
+            return self._inline.submit_put(keys, values)
+        parts: list[Part] = [
+            PutPart(
+                self,
+                run,
+                keys[run.start : run.stop],
+                values[run.start : run.stop],
+                sizes_bytes[run.start : run.stop],
+            )
+            for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys)
+        ]
+        return self._transfer(parts, len(keys), self._inline.on_write)
+
+    def sums(self, values: Sequence[list[memoryview]]) -> list[int]:
+        return [checksum(views) for views in values] if self._inline.checksums else []
+
+    def close(self) -> None:
+        self._inline.close()
+        self.mapping.close()
+
+    def _submit_write(self, batch: WriteBatch) -> PartsTransfer:
+        runs, statuses = plan_write(
+            batch, self._reservations, self.channel, with_checksums=self._inline.checksums
+        )
+        parts: list[Part] = []
+        for run in runs:
+            if not self._copy_run(run, batch.layer_begin, batch.layer_end):
+                for index in run.indices:
+                    statuses[index] = Status.UNAVAILABLE
+                continue
+            call = self.channel.start(
+                Commit,
+                (run.keys, batch.layer_begin, batch.layer_end, run.checksums),
+                stall_s=self.timeout_s,
+            )
+            parts.append(CommitPart(call, run, batch.layer_end, self._reservations))
+        return self._transfer(parts, len(batch.keys), self._inline.on_write, statuses)
+
+    def _copy_run(self, run: WriteRun, layer_begin: int, layer_end: int) -> bool:
+        with self.mapping.using() as pool:
+            for reservation, views in zip(run.reservations, run.views, strict=True):
+                begin, end = layer_span(
+                    reservation.size_bytes, reservation.num_layers, layer_begin, layer_end
+                )
+                spans = pool and _spans_within(pool, reservation.extents, begin, end)
+                if not pool or not spans:
+                    return False
+                copy_to_pool(pool, spans, views)
+        return True
+
+    def _transfer(
+        self, parts: Sequence[Part], num_keys: int, observe: Observer, statuses: list[Status] | None = None
+    ) -> PartsTransfer:
+        if statuses is None:
+            statuses = [Status.INVALID] * num_keys
+        return PartsTransfer(self.channel, parts, statuses, self.timeout_s, observe)
+
+
+def _spans_within(
+    pool: memoryview, extents: Sequence[int], begin: int, end: int
+) -> list[tuple[int, int]] | None:
+    """None when the extents do not hold these bytes or reach out of the pool."""
+    try:
+        spans = extent_spans(extents, begin, end)
+    except (ValueError, IndexError):
+        return None
+    if any(offset < 0 or offset + size > len(pool) for offset, size in spans):
+        return None
+    return spans

@@ -1,0 +1,207 @@
+"""The tcp plane: payload streams behind Read and Write frames, straight from and into the caller's memory.
+
+It needs nothing but the control connection (which may be a Unix socket), so every client has it.
+"""
+
+from collections.abc import Sequence
+
+from kvcore.errors import RemoteProtocolError
+from kvcore.layout import total_bytes
+from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
+from kvcore.transport.channel import Call, Channel, Outcome
+from kvcore.transport.checksums import is_corrupt, layer_checksums
+from kvcore.transport.parts import (
+    CommitPart,
+    Observer,
+    Part,
+    PartsTransfer,
+    Reservation,
+    Sink,
+    StatusPart,
+    UnpinnedRegion,
+    cut,
+    exact_sink,
+    failure_of,
+    plan_write,
+    status_of,
+)
+from kvcore.wire.messages import Put, Read, ReadReply, Remove, Status, Write
+
+# Bytes nobody wants are received into the same memory over and over.
+_scratch = memoryview(bytearray(256 << 10))
+
+
+class ReadPart:
+    """One Read. Its payload is placed by whichever thread receives it, and judged by the one that waits."""
+
+    def __init__(
+        self, channel: Channel, indices: Sequence[int], keys: list[bytes], sink: Sink, *, verify: bool
+    ) -> None:
+        self.indices = indices
+        self.call = Call()
+        self.moved_bytes = 0
+        self._channel = channel
+        self._keys = keys
+        self._sink = sink
+        self._verify = verify
+        self._placed: list[Sequence[memoryview] | None] = []
+
+    def send(self, layer_begin: int, layer_end: int, wait_ms: int, stall_s: float) -> None:
+        self._num_layers = layer_end - layer_begin
+        self.call = self._channel.start(
+            Read,
+            (self._keys, layer_begin, layer_end, wait_ms),
+            place=self.place,
+            stall_s=stall_s,
+            wait_s=wait_ms / 1e3,
+        )
+
+    def place(self, reply: ReadReply, payload_bytes: int) -> list[memoryview]:
+        sizes_bytes = reply.sizes_bytes
+        if (
+            not len(reply.statuses) == len(sizes_bytes) == len(self._keys)
+            or sum(sizes_bytes) != payload_bytes
+        ):
+            raise RemoteProtocolError(f"a ReadReply that does not fit its request of {len(self._keys)} keys")
+        targets: list[memoryview] = []
+        for index, code, size_bytes in zip(self.indices, reply.statuses, sizes_bytes, strict=True):
+            views = self._sink(index, size_bytes) if code == Status.OK else None
+            self._placed.append(views)
+            targets += views if views is not None else _drop(size_bytes)
+        return targets
+
+    def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
+        if not isinstance(outcome, ReadReply):
+            return [failure_of(outcome)] * len(self._keys)
+        statuses = [status_of(code) for code in outcome.statuses]
+        corrupt: list[bytes] = []
+        position = 0
+        for index, views in enumerate(self._placed):
+            if statuses[index] is not Status.OK:
+                continue
+            count = outcome.num_layers[index] if outcome.num_layers else self._num_layers
+            expected = outcome.checksums[position : position + count]
+            position += count
+            if views is None:
+                statuses[index] = Status.INVALID
+            elif self._verify and expected and is_corrupt(views, expected):
+                statuses[index] = Status.CORRUPT
+                corrupt.append(self._keys[index])
+            else:
+                self.moved_bytes += outcome.sizes_bytes[index]
+        if corrupt:
+            # Left there it could neither be read nor be written again.
+            self._channel.forget(Remove, (corrupt,))
+        return statuses
+
+
+class TcpTransport:
+    """Implements Transport. `verify`: compare what is read with its writer's checksums."""
+
+    name = "tcp"
+
+    def __init__(
+        self,
+        channel: Channel,
+        reservations: dict[bytes, Reservation],
+        *,
+        timeout_s: float,
+        checksums: bool = True,
+        verify: bool = True,
+        on_read: Observer,
+        on_write: Observer,
+    ) -> None:
+        self.channel = channel
+        self.reservations = reservations
+        self.timeout_s = timeout_s
+        self.checksums = checksums
+        self._verify = verify
+        self.on_read = on_read
+        self.on_write = on_write
+
+    def register(self, buffer: Buffer) -> UnpinnedRegion:
+        return UnpinnedRegion(buffer)
+
+    def submit(self, batch: ReadBatch | WriteBatch) -> PartsTransfer:
+        check_batch(batch)
+        if isinstance(batch, WriteBatch):
+            return self._submit_write(batch)
+        sink, sizes_bytes = exact_sink(batch)
+        return self.submit_read(
+            list(batch.keys), sizes_bytes, sink, batch.layer_begin, batch.layer_end, batch.wait_ms
+        )
+
+    def submit_read(
+        self,
+        keys: list[bytes],
+        sizes_bytes: Sequence[int],
+        sink: Sink,
+        layer_begin: int = 0,
+        layer_end: int = 0,
+        wait_ms: int = 0,
+    ) -> PartsTransfer:
+        """As `submit`, but `sink` decides when the sizes are known; `sizes_bytes` are expectations."""
+        parts: list[Part] = []
+        for run in cut(sizes_bytes, self.channel.max_payload_bytes, self.channel.max_keys):
+            part = ReadPart(self.channel, run, keys[run.start : run.stop], sink, verify=self._verify)
+            part.send(layer_begin, layer_end, wait_ms, self.timeout_s)
+            parts.append(part)
+        return PartsTransfer(
+            self.channel,
+            parts,
+            [Status.INVALID] * len(keys),
+            self.timeout_s + wait_ms / 1e3,
+            self.on_read,
+        )
+
+    def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
+        """Whole objects of one layer, reserved, written and sealed in one round trip."""
+        sizes_bytes = [total_bytes(views) for views in values]
+        max_payload_bytes = self.channel.max_payload_bytes
+        statuses = [Status.TOO_LARGE] * len(keys)
+        parts: list[Part] = []
+        for run in cut(sizes_bytes, max_payload_bytes, self.channel.max_keys):
+            if sizes_bytes[run.start] > max_payload_bytes:
+                continue
+            sums = [layer_checksums(values[index], 1)[0] for index in run] if self.checksums else []
+            call = self.channel.start(
+                Put,
+                (keys[run.start : run.stop], sizes_bytes[run.start : run.stop], sums),
+                payload=[view for index in run for view in values[index]],
+                stall_s=self.timeout_s,
+            )
+            parts.append(StatusPart(call, run, sizes_bytes[run.start : run.stop]))
+        return PartsTransfer(
+            self.channel,
+            parts,
+            statuses,
+            self.timeout_s,
+            self.on_write,
+        )
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def _submit_write(self, batch: WriteBatch) -> PartsTransfer:
+        runs, statuses = plan_write(batch, self.reservations, self.channel, with_checksums=self.checksums)
+        parts: list[Part] = []
+        for run in runs:
+            call = self.channel.start(
+                Write,
+                (run.keys, batch.layer_begin, batch.layer_end, run.checksums),
+                payload=[view for views in run.views for view in views],
+                stall_s=self.timeout_s,
+            )
+            parts.append(CommitPart(call, run, batch.layer_end, self.reservations))
+        return PartsTransfer(
+            self.channel,
+            parts,
+            statuses,
+            self.timeout_s,
+            self.on_write,
+        )
+
+
+def _drop(size_bytes: int) -> list[memoryview]:
+    whole, rest = divmod(size_bytes, len(_scratch))
+    return [_scratch] * whole + ([_scratch[:rest]] if rest else [])
