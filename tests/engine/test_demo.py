@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def processes_with(environment_entry: str) -> set[int]:
-    """Process ids whose environment holds that entry: the demo's own children, whoever their parent is now."""
+    """Ids of processes with that entry in their environment: what the demo started, whoever the parent is."""
     found = set()
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
