@@ -1,0 +1,105 @@
+"""Settings of `mooncake-store serve`: flags > environment MOONCAKE_STORE_* > file > these defaults."""
+
+from typing import Annotated
+
+import msgspec
+
+from kvcore.errors import ConfigError
+from kvcore.units import format_size
+from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES
+from store_server.core.eviction import POLICIES
+from store_server.core.store import StoreLimits
+
+ENV_PREFIX = "MOONCAKE_STORE"
+KNOWN_PLANES = ("shm", "tcp")
+
+
+def _help(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _help("TCP port, 0: any free one")] = 50051
+    unix_path: Annotated[str, _help("Unix socket for the same protocol, '': in a private directory")] = ""
+    admin_host: Annotated[str, _help("address of /health, /ready, /metrics and /stats")] = "127.0.0.1"
+    admin_port: Annotated[int, _help("HTTP port of the same, 0: any free one, -1: none")] = 50052
+    token: Annotated[str, _help("clients must send it, '': everybody is let in")] = ""
+    planes: Annotated[tuple[str, ...], _help("how bytes may move, of shm and tcp")] = ("shm", "tcp")
+
+    pool_size_bytes: Annotated[int, _help("DRAM for KV blocks, taken at start, for example 64gb")] = 1 << 30
+    slab_bytes: Annotated[int, _help("unit of allocation, a power of two, 0: chosen by the pool's size")] = 0
+    huge_pages: Annotated[bool, _help("take the pool from reserved huge pages (vm.nr_hugepages)")] = False
+    eviction_policy: Annotated[str, _help(", ".join(sorted(POLICIES)))] = "lru"
+    high_watermark: Annotated[float, _help("share of the pool above which eviction begins")] = 0.95
+    low_watermark: Annotated[float, _help("share of the pool at which it ends")] = 0.90
+
+    reservation_timeout_ms: Annotated[
+        int, _help("a writer that commits nothing for so long loses its block")
+    ] = 30_000
+    default_lease_ms: Annotated[int, _help("lease of a reader that asks for none in particular")] = 10_000
+    max_lease_ms: Annotated[int, _help("longest lease")] = 600_000
+    send_timeout_ms: Annotated[int, _help("a reader that takes no byte for so long is disconnected")] = 60_000
+    verify_on_write: Annotated[bool, _help("check the checksums of what arrives over tcp")] = False
+
+    max_connections: Annotated[int, _help("clients at once")] = 4096
+    max_keys: Annotated[int, _help("keys in one message")] = 65_536
+    max_body_bytes: Annotated[int, _help("size of one message without payload")] = DEFAULT_MAX_BODY_BYTES
+    max_payload_bytes: Annotated[int, _help("payload of one message")] = DEFAULT_MAX_PAYLOAD_BYTES
+    max_unsent_bytes: Annotated[int, _help("unsent answers of a client before its requests have to wait")] = (
+        64 << 20
+    )
+
+    log_level: Annotated[str, _help("debug, info, warning or error")] = "info"
+    log_json: Annotated[bool, _help("log lines as JSON")] = False
+
+    def check(self) -> None:
+        """ConfigError for what the types alone cannot rule out."""
+        if self.eviction_policy not in POLICIES:
+            known = ", ".join(sorted(POLICIES))
+            raise ConfigError(f"eviction_policy {self.eviction_policy!r} is not one of {known}")
+        if unknown := sorted(set(self.planes) - set(KNOWN_PLANES)):
+            raise ConfigError(f"planes: {', '.join(unknown)} not known, only {', '.join(KNOWN_PLANES)}")
+        if "tcp" not in self.planes:
+            raise ConfigError("planes: tcp must be among them, it is how clients reach the store at all")
+        if not 0 < self.low_watermark <= self.high_watermark <= 1:
+            raise ConfigError(
+                f"watermarks must be 0 < low_watermark <= high_watermark <= 1, not {self.low_watermark} and "
+                f"{self.high_watermark}"
+            )
+        if self.pool_size_bytes < 1 << 20:
+            raise ConfigError(
+                f"pool_size_bytes must be at least 1 MiB, not {format_size(self.pool_size_bytes)}"
+            )
+        if self.slab_bytes and (
+            self.slab_bytes & (self.slab_bytes - 1) or not 4096 <= self.slab_bytes <= self.pool_size_bytes
+        ):
+            raise ConfigError("slab_bytes must be 0 or a power of two from 4 KiB to the size of the pool")
+        for name in (
+            "reservation_timeout_ms",
+            "default_lease_ms",
+            "max_lease_ms",
+            "send_timeout_ms",
+            "max_connections",
+            "max_keys",
+            "max_body_bytes",
+            "max_payload_bytes",
+            "max_unsent_bytes",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level {self.log_level!r} is not one of debug, info, warning, error")
+
+    def limits(self) -> StoreLimits:
+        return StoreLimits(
+            pool_size_bytes=self.pool_size_bytes,
+            slab_bytes=self.slab_bytes or None,
+            eviction_policy=self.eviction_policy,
+            high_watermark=self.high_watermark,
+            low_watermark=self.low_watermark,
+            reservation_timeout_ms=self.reservation_timeout_ms,
+            default_lease_ms=self.default_lease_ms,
+            max_lease_ms=self.max_lease_ms,
+            max_payload_bytes=self.max_payload_bytes,
+        )

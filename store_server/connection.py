@@ -1,0 +1,225 @@
+"""One client's connection: frames in, answers out, bytes straight from and into the pool.
+
+Everything happens in the loop's thread and nothing here awaits: a request is carried out where it arrives, a
+request that has to wait lies in the core as a ticket.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from kvcore import metrics
+from kvcore.errors import RemoteProtocolError, RequestRefused
+from kvcore.wire.codec import Frame, encode_frame, request_decoder
+from kvcore.wire.messages import ErrorCode, ErrorReply, Message, Put, Reply, Request, Write
+from kvcore.wire.receiver import FrameReceiver
+from kvcore.wire.session import Phase, ServerSession
+from store_server.core.objects import Session, StoredObject
+from store_server.core.reads import Served
+from store_server.core.writes import Incoming
+from store_server.handlers import HANDLERS
+
+if TYPE_CHECKING:
+    from store_server.server import StoreServer
+
+logger = logging.getLogger(__name__)
+
+_STAGING_BYTES = 64 << 10
+
+
+class StoreConnection(asyncio.BufferedProtocol):
+    server: "StoreServer"
+    session: Session
+
+    def __init__(self, server: "StoreServer") -> None:
+        config = server.config
+        self.server = server
+        self.session = server.store.open_session()
+        self._transport: asyncio.Transport | None = None
+        self._judge = ServerSession(token=config.token, max_keys=config.max_keys)
+        self._receiver = FrameReceiver[Request](
+            request_decoder(config.max_body_bytes, config.max_payload_bytes),
+            self._on_frame,
+            self._on_end,
+            _STAGING_BYTES,
+        )
+        self._incoming: Incoming | None = None
+        self._is_answered = False  # the current frame's answer is out, its payload is only skipped
+        self._sending: list[Sequence[StoredObject]] = []
+        self._is_write_paused = self._is_read_paused = False
+        self._stalled_bytes = 0
+        self._stalled_since = 0.0
+
+    # ---- asyncio ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # 0: `resume_writing` then means that nothing is left in the transport, so every byte of the pool that
+        # was being sent may be reused.
+        self._transport.set_write_buffer_limits(high=0)
+        if not self.server.admit(self):
+            limit = self.server.max_connections
+            self.send(ErrorReply(0, ErrorCode.OVER_LIMIT, f"{limit} clients are connected already", True))
+            self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._receiver.views()[0]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._receiver.received(nbytes)
+        except RemoteProtocolError as error:
+            self._break(f"protocol error: {error}")
+        except Exception:
+            logger.exception("a request failed; its connection is closed", extra=self._who())
+            self._break("internal error")
+        self._hold_back()
+        self.server.settle()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        store = self.server.store
+        store.close_session(self.session)
+        if self._incoming is not None:
+            store.writes.interrupted(self.session, self._incoming)
+            self._incoming = None
+        self._drained()
+        self.server.forget(self)
+        self.server.settle()
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._drained()
+        if self._is_read_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    # ---- answers ---------------------------------------------------------------------------------------
+
+    def send(self, reply: Reply) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(cast(Message, reply)))
+
+    def send_served(self, served: Served) -> None:
+        """The objects count as used until the transport has let go of the last byte."""
+        if self._transport is None or self._transport.is_closing():
+            self.server.store.space.release(served.objects)
+            return
+        head = encode_frame(served.reply, served.payload_bytes)
+        self._sending.append(served.objects)
+        self._transport.writelines([head, *self.server.views.of(served.spans)])
+        if not self._is_write_paused:
+            self._drained()
+
+    def greeted(self) -> None:
+        self._judge.greeted()
+
+    def close(self) -> None:
+        """Sends what is left, then closes."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def abort_if_stalled(self, now: float, timeout_s: float) -> None:
+        """A reader that takes nothing must not hold on to the pool for ever."""
+        unsent = self.unsent_bytes
+        if not unsent or unsent != self._stalled_bytes:
+            self._stalled_bytes, self._stalled_since = unsent, now
+        elif now - self._stalled_since > timeout_s:
+            logger.warning("a client takes no bytes, its connection is closed", extra=self._who())
+            self.abort()
+
+    # ---- frames ----------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame[Request]) -> Sequence[memoryview] | None:
+        refusal = self._judge.judge(frame)
+        if refusal is None and isinstance(frame.message, (Put, Write)):
+            try:
+                return self._begin_payload(frame.message, frame.payload_bytes)
+            except RequestRefused as error:
+                refusal = ErrorReply(frame.request_id, error.code, str(error), error.retryable)
+        if refusal is not None:
+            self._is_answered = True
+            self.send(refusal)
+            if self._judge.phase is Phase.CLOSED:
+                logger.info("a client is refused", extra={**self._who(), "reason": refusal.message})
+                self.close()
+        return None
+
+    def _begin_payload(self, request: Put | Write, payload_bytes: int) -> list[memoryview]:
+        server = self.server
+        writes = server.store.writes
+        if isinstance(request, Put):
+            sizes_bytes = request.sizes_bytes
+            if min(sizes_bytes, default=0) < 0 or sum(sizes_bytes) != payload_bytes:
+                raise RequestRefused(
+                    ErrorCode.BAD_REQUEST,
+                    f"the payload has {payload_bytes} bytes, the sizes add up to {sum(sizes_bytes)}",
+                )
+            self._incoming = writes.put_begin(self.session, request, server.clock.now())
+        else:
+            self._incoming = writes.write_begin(self.session, request, payload_bytes)
+            sizes_bytes = [payload_bytes // max(len(request.keys), 1)] * len(request.keys)
+        return server.views.targets(self._incoming, sizes_bytes)
+
+    def _on_end(self, frame: Frame[Request]) -> None:
+        if self._is_answered:
+            self._is_answered = False
+            return
+        server = self.server
+        now = server.clock.now()
+        if self._incoming is not None:
+            incoming, self._incoming = self._incoming, None
+            corrupt = server.views.corrupt(incoming) if server.config.verify_on_write else ()
+            self.send(server.store.writes.received(self.session, incoming, corrupt, now))
+            return
+        try:
+            reply = HANDLERS[type(frame.message)](self, frame.message, now)
+        except RequestRefused as error:
+            reply = ErrorReply(frame.request_id, error.code, str(error), error.retryable)
+        if isinstance(reply, Served):
+            self.send_served(reply)
+        elif reply is not None:
+            self.send(reply)
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _drained(self) -> None:
+        if self._sending:
+            release = self.server.store.space.release
+            for objects in self._sending:
+                release(objects)
+            self._sending.clear()
+
+    def _hold_back(self) -> None:
+        """A client that does not take its answers gets no new ones."""
+        if (
+            self._is_write_paused
+            and not self._is_read_paused
+            and self._transport is not None
+            and self.unsent_bytes > self.server.config.max_unsent_bytes
+        ):
+            self._is_read_paused = True
+            self._transport.pause_reading()
+
+    def _break(self, reason: str) -> None:
+        self.server.store.counters[metrics.PROTOCOL_ERRORS_TOTAL] += 1
+        logger.warning("connection closed", extra={**self._who(), "reason": reason})
+        self.abort()
+
+    def _who(self) -> dict[str, object]:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else ""
+        return {"session": self.session.number, "client": self.session.client_name, "peer": peer or "unix"}

@@ -1,0 +1,65 @@
+"""What each request does: a call of the core, and the few things that only the shell can do."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvcore.wire import messages as m
+from store_server.core.reads import Served
+
+if TYPE_CHECKING:
+    from store_server.connection import StoreConnection
+
+Answer = m.Reply | Served | None  # None: the answer comes later
+
+
+def _hello(connection: "StoreConnection", request: m.Hello, now: float) -> m.HelloReply:
+    server = connection.server
+    connection.session.client_name = request.client_name
+    offer = None
+    planes = [plane for plane in request.planes if plane in server.config.planes]
+    if "shm" in planes:
+        offer = server.offer_shm(connection.session, request.host_id)
+        if offer is None:
+            planes.remove("shm")
+    connection.greeted()
+    return m.HelloReply(
+        request.id,
+        version=m.PROTOCOL_VERSION,
+        server_id=server.server_id,
+        planes=planes,
+        max_body_bytes=server.config.max_body_bytes,
+        max_payload_bytes=server.config.max_payload_bytes,
+        max_keys=server.config.max_keys,
+        default_lease_ms=server.config.default_lease_ms,
+        shm=offer,
+    )
+
+
+def _evict(connection: "StoreConnection", request: m.Evict, now: float) -> None:
+    connection.server.evict(request, connection.send)
+
+
+def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.StatsReply:
+    return m.StatsReply(request.id, connection.server.stats())
+
+
+HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
+    m.Hello: _hello,
+    m.Lookup: lambda conn, request, now: conn.server.store.reads.lookup(request),
+    m.Exists: lambda conn, request, now: conn.server.store.reads.exists(request),
+    m.Reserve: lambda conn, request, now: conn.server.store.writes.reserve(conn.session, request, now),
+    m.Commit: lambda conn, request, now: conn.server.store.writes.commit(conn.session, request, now),
+    m.Abort: lambda conn, request, now: conn.server.store.writes.abort(conn.session, request),
+    m.Read: lambda conn, request, now: conn.server.store.reads.read(conn.session, request, now),
+    m.Await: lambda conn, request, now: conn.server.store.reads.await_layers(conn.session, request, now),
+    m.Acquire: lambda conn, request, now: conn.server.store.reads.acquire(conn.session, request, now),
+    m.Renew: lambda conn, request, now: conn.server.store.reads.renew(conn.session, request, now),
+    m.Release: lambda conn, request, now: conn.server.store.reads.release(conn.session, request),
+    m.Pin: lambda conn, request, now: conn.server.store.upkeep.pin(request, now),
+    m.Unpin: lambda conn, request, now: conn.server.store.upkeep.unpin(request),
+    m.Remove: lambda conn, request, now: conn.server.store.upkeep.remove(request),
+    m.Evict: _evict,
+    m.ListKeys: lambda conn, request, now: conn.server.store.upkeep.list_keys(request),
+    m.Stats: _stats,
+}
+"""Put and Write are not among them: their payload comes first, see connection.py."""

@@ -1,0 +1,116 @@
+"""The pool: one memfd, all of it taken at start, mapped here and by clients of the same host."""
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from kvcore.errors import ConfigError
+from kvcore.units import format_size
+
+logger = logging.getLogger(__name__)
+
+_POPULATE_STEP_BYTES = 256 << 20
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+class Pool:
+    """`view` is writable memory of `size_bytes`; `fd` may be handed to clients, who cannot resize it."""
+
+    def __init__(self, size_bytes: int, *, huge_pages: bool = False) -> None:
+        """Takes all its memory at once: a first touch costs ten times a copy, and running out of memory must
+        happen now and not in the middle of a put. ConfigError when there is not enough."""
+        unit = _HUGE_PAGE_BYTES if huge_pages else mmap.PAGESIZE
+        self.size_bytes = size_bytes - size_bytes % unit
+        if not huge_pages:
+            _check_available(self.size_bytes)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
+        self.fd = os.memfd_create("mooncake-store-pool", flags)
+        try:
+            os.ftruncate(self.fd, self.size_bytes)
+            _populate(self.fd, self.size_bytes)
+            # A client that shrank the file would kill the store by SIGBUS.
+            fcntl.fcntl(
+                self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
+            self._memory = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            os.close(self.fd)
+            raise ConfigError(_explain(error, self.size_bytes, huge_pages)) from error
+        if not huge_pages:
+            self._advise_huge_pages()
+        self.view = memoryview(self._memory)
+
+    def close(self) -> None:
+        """Unmaps. Views of the pool that somebody still holds keep the memory until they are gone."""
+        os.close(self.fd)
+        try:
+            self.view.release()
+            self._memory.close()
+        except BufferError:
+            logger.debug("the pool is unmapped when the last view of it is gone")
+
+    def _advise_huge_pages(self) -> None:
+        try:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError as error:
+            logger.debug("no transparent huge pages for the pool", extra={"reason": error.strerror})
+
+
+def _populate(fd: int, size_bytes: int) -> None:
+    quiet = size_bytes <= _POPULATE_STEP_BYTES or not sys.stderr.isatty()
+    with tqdm(total=size_bytes, unit="B", unit_scale=True, desc="taking memory", disable=quiet) as bar:
+        for offset in range(0, size_bytes, _POPULATE_STEP_BYTES):
+            step = min(_POPULATE_STEP_BYTES, size_bytes - offset)
+            os.posix_fallocate(fd, offset, step)
+            bar.update(step)
+
+
+def _check_available(size_bytes: int) -> None:
+    """A memfd grows until the kernel kills somebody, so the limit is looked at before."""
+    available = available_bytes()
+    if available is not None and size_bytes > available:
+        raise ConfigError(
+            f"a pool of {format_size(size_bytes)} does not fit: {format_size(available)} of memory are "
+            "available. Choose a smaller --pool-size, or raise the memory limit of the container"
+        )
+
+
+def available_bytes(read: Callable[[str], str] | None = None) -> int | None:
+    """Memory that can still be taken: of the machine, or of the control group if that is less."""
+    read = read or _read
+    found = []
+    for line in read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit, used = read("/sys/fs/cgroup/memory.max").strip(), read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        reclaimable = 0
+        for line in read("/sys/fs/cgroup/memory.stat").splitlines():
+            if line.startswith("inactive_file "):
+                reclaimable = int(line.split()[1])
+        found.append(int(limit) - int(used) + reclaimable)
+    return min(found, default=None)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _explain(error: OSError, size_bytes: int, huge_pages: bool) -> str:
+    if huge_pages and error.errno in (errno.ENOMEM, errno.ENOSPC):
+        pages = -(-size_bytes // _HUGE_PAGE_BYTES)
+        return (
+            f"no {pages} huge pages are free for a pool of {format_size(size_bytes)}: reserve them with "
+            f"`sysctl vm.nr_hugepages={pages}`, or leave out --huge-pages"
+        )
+    return f"the pool of {format_size(size_bytes)} cannot be had: {error.strerror or error}"

@@ -1,0 +1,77 @@
+"""`mooncake-store serve`: from a configuration to a running store, until SIGTERM or SIGINT."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import uvloop
+
+from kvcore.logs import configure_logging
+from kvcore.units import format_size
+from store_server.admin import Admin
+from store_server.config import StoreConfig
+from store_server.server import StoreServer
+
+
+def serve(config: StoreConfig, ready_file: Path | None) -> None:
+    """Returns after a graceful stop. ConfigError or OSError when the store cannot run here as told."""
+    config.check()
+    configure_logging(config.log_level, as_json=config.log_json)
+    uvloop.run(_run(config, ready_file))
+
+
+async def _run(config: StoreConfig, ready_file: Path | None) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = StoreServer(config)
+    admin = Admin(server.stats, is_ready=lambda: not stopping.is_set())
+    try:
+        await server.start()
+        if config.admin_port >= 0:
+            await admin.start(config.admin_host, config.admin_port)
+        addresses = _addresses(config, server, admin)
+        if ready_file is not None:
+            _write_whole(ready_file, addresses)
+        print(
+            f"mooncake-store ready on {addresses['address']} and {addresses['unix_address']}, "
+            f"pool {format_size(server.pool.size_bytes)}, admin {addresses['admin_url'] or 'off'}",
+            flush=True,
+        )
+        await stopping.wait()
+    finally:
+        if ready_file is not None:
+            _remove(ready_file)
+        await admin.stop()
+        await server.stop()
+
+
+def _addresses(config: StoreConfig, server: StoreServer, admin: Admin) -> dict[str, object]:
+    def join(host: str, port: int) -> str:
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    return {
+        "pid": os.getpid(),
+        "host": config.host,
+        "port": server.tcp_port,
+        "address": join(config.host, server.tcp_port),
+        "unix_address": f"unix://{server.unix_path}",
+        "admin_url": f"http://{join(config.admin_host, admin.port)}" if admin.port else "",
+        "pool_size_bytes": server.pool.size_bytes,
+    }
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _write_whole(path: Path, content: dict[str, object]) -> None:
+    """Renamed into place: whoever waits for the file never reads half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content) + "\n")
+    temporary.replace(path)

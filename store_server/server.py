@@ -1,0 +1,234 @@
+"""The store's process: one loop, its listeners, its one timer, and eviction in the background."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvcore import metrics
+from kvcore.clock import Clock, WallClock
+from kvcore.errors import RequestRefused
+from kvcore.transport.host import host_id
+from kvcore.units import format_size
+from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer
+from store_server.attach import AttachPoint
+from store_server.config import StoreConfig
+from store_server.connection import StoreConnection
+from store_server.core.deadlines import NEVER
+from store_server.core.objects import Session
+from store_server.core.reads import Served
+from store_server.core.store import Store
+from store_server.file_limit import affordable_connections
+from store_server.payload import PayloadViews
+from store_server.pool import Pool
+from store_server.runtime_dir import RuntimeDir
+
+logger = logging.getLogger(__name__)
+
+_EVICTION_SLICE = 256  # objects; about a millisecond
+_EVICTION_PAUSE_S = 0.1
+_UPKEEP_INTERVAL_S = 1.0
+
+
+class StoreServer:
+    """Made and used inside one running loop. ConfigError when the configuration or this machine forbid it."""
+
+    store: Store
+
+    def __init__(self, config: StoreConfig, clock: Clock | None = None) -> None:
+        config.check()
+        self.max_connections = affordable_connections(config.max_connections)
+        self.config = config
+        self.clock: Clock = clock or WallClock()
+        self.server_id = secrets.token_hex(8)
+        self.store = Store(config.limits())
+        self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
+        self.views = PayloadViews(self.pool.view)
+        self.tcp_port = 0
+        self.unix_path = Path()
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[int, StoreConnection] = {}
+        self._nobody_connected = asyncio.Event()
+        self._listeners: list[asyncio.Server] = []
+        self._runtime_dir = RuntimeDir()
+        self._attach: AttachPoint | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = NEVER
+        self._is_evicting = False
+        self._upkeep: asyncio.TimerHandle | None = None
+        self._cpu_s = 0.0
+        self._cpu_seen_at = 0.0
+
+    # ---- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listens. OSError from binding; the caller calls `stop` also then."""
+        loop = self._loop
+        loop.set_exception_handler(_log_loop_error)
+        config = self.config
+        tcp = await loop.create_server(lambda: StoreConnection(self), config.host, config.port, backlog=1024)
+        self._listeners.append(tcp)
+        self.tcp_port = tcp.sockets[0].getsockname()[1]
+        self.unix_path = Path(config.unix_path or self._runtime_dir.path / "store.sock")
+        unix = await loop.create_unix_server(lambda: StoreConnection(self), str(self.unix_path), backlog=1024)
+        self._listeners.append(unix)
+        if "shm" in config.planes:
+            self._attach = AttachPoint(
+                self._runtime_dir.path / "pool.sock", self.pool.fd, self.store.writes.mapping_gone, loop
+            )
+        self._cpu_s, self._cpu_seen_at = time.process_time(), self.clock.now()
+        self._upkeep = loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
+        logger.info(
+            "store is listening",
+            extra={
+                "host": config.host,
+                "port": self.tcp_port,
+                "unix_path": str(self.unix_path),
+                "pool": format_size(self.pool.size_bytes),
+                "slab": format_size(self.store.space.allocator.slab_bytes),
+                "eviction": config.eviction_policy,
+            },
+        )
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Answers already under way still go out within `grace_s` seconds."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+        if self._connections:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._nobody_connected.wait(), grace_s)
+        for connection in list(self._connections.values()):
+            connection.abort()
+        await asyncio.sleep(0)
+        for timer in (self._timer, self._upkeep):
+            if timer is not None:
+                timer.cancel()
+        if self._attach is not None:
+            self._attach.close()
+        if self.config.unix_path:
+            self.unix_path.unlink(missing_ok=True)
+        self._runtime_dir.close()
+        self.pool.close()
+
+    # ---- for connections -------------------------------------------------------------------------------
+
+    def admit(self, connection: StoreConnection) -> bool:
+        if len(self._connections) >= self.max_connections:
+            return False
+        self._connections[connection.session.number] = connection
+        self._nobody_connected.clear()
+        return True
+
+    def forget(self, connection: StoreConnection) -> None:
+        self._connections.pop(connection.session.number, None)
+        if not self._connections:
+            self._nobody_connected.set()
+        if self._attach is not None:
+            self._attach.withdraw(connection.session)
+
+    def offer_shm(self, session: Session, client_host_id: str) -> ShmOffer | None:
+        """None for a client of another host, or when hosts cannot be told apart."""
+        if self._attach is None or not client_host_id or client_host_id != host_id():
+            return None
+        return ShmOffer(str(self._attach.path), self._attach.offer(session), self.pool.size_bytes)
+
+    def settle(self) -> None:
+        """After whatever changed the store: answers who has waited for it, and sets the timer."""
+        store = self.store
+        while store.waiters.finished:
+            finished, store.waiters.finished = store.waiters.finished, []
+            now = self.clock.now()
+            for ticket in finished:
+                connection = self._connections[ticket.session.number]
+                try:
+                    reply = store.reads.finish(ticket, now)
+                except RequestRefused as error:
+                    connection.send(ErrorReply(ticket.request.id, error.code, str(error), error.retryable))
+                    continue
+                if isinstance(reply, Served):
+                    connection.send_served(reply)
+                else:
+                    connection.send(reply)
+        if store.agenda.earliest < self._timer_due:
+            self._set_timer(store.agenda.earliest)
+        if not self._is_evicting and store.space.is_above_high_watermark:
+            self._is_evicting = True
+            self._loop.call_soon(self._evict_to_low_watermark)
+
+    def evict(self, request: Evict, answer: Callable[[Reply], None]) -> None:
+        """In slices, so that evicting a million objects stops nobody for long."""
+        free_bytes = request.size_bytes or self.store.space.capacity_bytes
+        num_objects = size_bytes = 0
+
+        def evict_slice() -> None:
+            nonlocal num_objects, size_bytes
+            objects, freed_bytes, is_done = self.store.space.evict_some(_EVICTION_SLICE, free_bytes)
+            num_objects += objects
+            size_bytes += freed_bytes
+            if is_done:
+                answer(EvictReply(request.id, num_objects, size_bytes))
+            else:
+                self._loop.call_soon(evict_slice)
+
+        evict_slice()
+
+    def stats(self) -> dict[str, float]:
+        return {**self.store.stats(), metrics.CONNECTIONS: len(self._connections)}
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due = due
+        if due != NEVER:
+            # Never early: loops round to milliseconds.
+            delay_s = max(due - self.clock.now(), 0) + 0.001
+            self._timer = self._loop.call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer_due = NEVER
+        self.store.expire(self.clock.now())
+        self.settle()
+
+    def _evict_to_low_watermark(self) -> None:
+        *_, is_done = self.store.space.evict_some(_EVICTION_SLICE)
+        if not is_done:
+            self._loop.call_soon(self._evict_to_low_watermark)
+        else:
+            # What is left may be leased; asking again at once would be a busy loop.
+            self._loop.call_later(_EVICTION_PAUSE_S, self._end_eviction)
+
+    def _end_eviction(self) -> None:
+        self._is_evicting = False
+        self.settle()
+
+    def _keep_up(self) -> None:
+        """Once a second: how busy this thread is, and who has stopped taking answers."""
+        cpu_s, now = time.process_time(), self.clock.now()
+        elapsed_s = max(now - self._cpu_seen_at, 1e-3)
+        self.store.reads.load = min((cpu_s - self._cpu_s) / elapsed_s, 1.0)
+        self._cpu_s, self._cpu_seen_at = cpu_s, now
+        for connection in list(self._connections.values()):
+            connection.abort_if_stalled(now, self.config.send_timeout_ms / 1e3)
+        self._upkeep = self._loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        logger.error(
+            "no more files can be opened, new clients are turned away: raise the limit (ulimit -n) or lower "
+            "--max-connections"
+        )
+    else:
+        logger.error(
+            "unexpected: %s", context.get("message"), exc_info=error if isinstance(error, Exception) else None
+        )
