@@ -117,7 +117,7 @@ add_clone() {
         --editable "$SUITE_ROOT" </dev/null
     # The shared environment's commands start an interpreter that does not see this clone; ours must.
     for script in "$packages"/bin/*; do
-        [ -e "$layer/bin/${script##*/}" ] && continue
+        if [ ! -f "$script" ] || [ -e "$layer/bin/${script##*/}" ]; then continue; fi
         if [ "$(head -c 2 "$script" | tr -d '\0')" = '#!' ]; then
             sed "s|$packages/bin/python|$layer/bin/python|" "$script" >"$layer/bin/${script##*/}"
             chmod 755 "$layer/bin/${script##*/}"

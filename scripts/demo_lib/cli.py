@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         if not args.keep:
             shutil.rmtree(run_dir)
     except DemoError as error:
-        console.print(f"[bold red]demo failed[/]: {error}", highlight=False)
-        console.print(f"logs are in {run_dir}", highlight=False)
+        console.print(f"[bold red]demo failed[/]: {error}", highlight=False, soft_wrap=True)
+        console.print(f"logs are in {run_dir}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         shutil.rmtree(run_dir)
@@ -122,7 +122,7 @@ def run(cluster: Cluster, model: str) -> dict[str, Any]:
     )
     console.print(report.table(rows))
     for line in report.summary(rows, seen):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     return report.as_json(model, cluster.dtype, rows, seen)
 
 

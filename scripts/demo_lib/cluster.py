@@ -60,7 +60,7 @@ class Cluster(NamedTuple):
             "--host", "127.0.0.1",
             "--port", str(self.ports.store),
             "--admin-port", str(self.ports.store_admin),
-            "--pool-size", POOL_SIZE,
+            "--pool-size-bytes", POOL_SIZE,
         ]  # fmt: skip
 
     def engine(self, role: str) -> list[str]:
