@@ -54,7 +54,7 @@ class Ours:
 
 class OursDriver:
     def __init__(self, address: str, plane: str, checksums: bool) -> None:
-        from kvcore.client import StoreClient
+        from kvcore.client.sync_client import StoreClient
         from kvcore.wire.messages import Status
 
         self._ok = Status.OK
