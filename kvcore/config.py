@@ -194,7 +194,9 @@ def _default_text(field: msgspec.structs.FieldInfo) -> str:
     default = field.default
     if default is msgspec.NODEFAULT:
         default = field.default_factory() if callable(field.default_factory) else None
-    return "none" if default in (None, "", [], ()) else str(default)
+    if isinstance(default, (list, tuple)):
+        default = ",".join(map(str, default))
+    return "none" if default in (None, "") else str(default)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from kvcore.client.silence import Silence
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
 from kvcore.transport.channel import Call, Outcome, Place
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
@@ -49,7 +50,6 @@ class Connection:
         self.max_keys = 1
         self._socket = sock
         self._on_broken = on_broken
-        self._silence_s = silence_s
         self._session: ClientSession[Call] = ClientSession()
         self._decoder = reply_decoder()
         self._receiver: FrameReceiver[Reply] = FrameReceiver(self._decoder, self._on_frame, self._on_end)
@@ -62,8 +62,7 @@ class Connection:
         self._error: Exception | None = None
         self._reported = False
         self._receive_timeout_ms = 0
-        self._last_received = time.monotonic()
-        self._overdue_since: float | None = None
+        self._silence = Silence(silence_s, time.monotonic())
 
     @property
     def broken(self) -> bool:
@@ -223,7 +222,7 @@ class Connection:
                 buffers[first] = buffers[first][size:]
             if first < len(buffers):
                 # Half a frame cannot be taken back, so from here on more patience is cheaper.
-                begun, deadline = True, time.monotonic() + max(stall_s, self._silence_s)
+                begun, deadline = True, time.monotonic() + max(stall_s, self._silence.limit_s)
         return True
 
     def _wait_writable(self, deadline: float) -> None:
@@ -273,8 +272,7 @@ class Connection:
                 size = self._socket.recvmsg_into(views[:IOV_MAX], 0, flags | socket.MSG_WAITALL)[0]
             if size == 0:
                 raise ConnectionResetError("the store closed the connection")
-            self._last_received = time.monotonic()
-            self._overdue_since = None
+            self._silence.heard(time.monotonic())
             self._receiver.received(size)
         except BlockingIOError:
             return False
@@ -336,16 +334,14 @@ class Connection:
                 call.outcome = Status.TIMED_OUT
                 if not self._reading:
                     self._wake_next()
-            if self._overdue_since is None:
-                self._overdue_since = max(self._last_received, call.sent_at + call.wait_s)
-            silent = now - self._overdue_since >= self._silence_s
+            is_silent = self._silence.missed(now, call.sent_at + call.wait_s)
         if in_payload:
             self._break(DeadlineExceeded("a deadline passed in the middle of an answer"))
             # Whoever is receiving into this call's memory has been cut off and is about to leave.
             self.wait(call, FOREVER)
             call.outcome = Status.TIMED_OUT
-        elif silent:
-            self._break(DeadlineExceeded(f"the store has been silent for {self._silence_s:.1f} s"))
+        elif is_silent:
+            self._break(DeadlineExceeded(f"the store has been silent for {self._silence.limit_s:.1f} s"))
 
     def _break(self, error: Exception) -> None:
         with self._lock:

@@ -151,7 +151,7 @@ class StoreClient:
         layers_ready: list[int] = []
         tiers: list[int] = []
         load = 0.0
-        for run in _runs(list(keys), link.connection.max_keys):
+        for run in key_runs(list(keys), link.connection.max_keys):
             outcome = link.connection.ask(m.Lookup, (run, include_pending), deadline)
             if not isinstance(outcome, m.LookupReply):
                 self._count_failure(outcome)
@@ -172,7 +172,7 @@ class StoreClient:
             return [Status.UNAVAILABLE] * len(keys)
         deadline = self._deadline(timeout_ms)
         statuses: list[Status] = []
-        for run in _runs(list(keys), link.connection.max_keys):
+        for run in key_runs(list(keys), link.connection.max_keys):
             outcome = link.connection.ask(m.Reserve, (run, [size_bytes], num_layers), deadline)
             if not isinstance(outcome, m.ReserveReply) or len(outcome.grants) != len(run):
                 self._count_failure(outcome)
@@ -216,7 +216,7 @@ class StoreClient:
             return
         for key in keys:
             link.reservations.pop(key, None)
-        for run in _runs(list(keys), link.connection.max_keys):
+        for run in key_runs(list(keys), link.connection.max_keys):
             link.connection.forget(m.Abort, (run,))
 
     # ---- ObjectStore -----------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class StoreClient:
         link = self._keeper.current()
         max_keys = link.connection.max_keys if link else len(keys) or 1
         statuses: list[Status] = []
-        for run in _runs([named(key) for key in keys], max_keys):
+        for run in key_runs([named(key) for key in keys], max_keys):
             statuses += statuses_of(self._ask(kind, run, *fields), len(run))
         return statuses
 
@@ -354,7 +354,8 @@ def named(key: str | bytes) -> bytes:
     return object_key(key)
 
 
-def _runs(keys: list[bytes], max_keys: int) -> Iterator[list[bytes]]:
+def key_runs(keys: list[bytes], max_keys: int) -> Iterator[list[bytes]]:
+    """Cut to what one message may carry; nothing for no keys."""
     if len(keys) <= max_keys:
         return iter([keys] if keys else [])
     return (keys[first : first + max_keys] for first in range(0, len(keys), max_keys))

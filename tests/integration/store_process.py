@@ -1,0 +1,73 @@
+"""A real mooncake-store in a process of its own, on ports it chooses itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_S = 60.0
+
+
+class StoreProcess:
+    """Keeps its port over kills and restarts. `flags` are those of `mooncake-store serve`."""
+
+    def __init__(self, folder: Path, *flags: str, pool: str = "256mb") -> None:
+        self.folder = folder
+        self.port = 0
+        self.unix_address = ""
+        self._flags = ["--pool-size-bytes", pool, "--admin-port", "-1", "--log-level", "warning", *flags]
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> "StoreProcess":
+        ready_file = self.folder / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "store_server.cli", "serve", "--ready-file", str(ready_file)]
+        command += ["--port", str(self.port), *self._flags]
+        with (self.folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(self.folder)}
+            )
+        deadline = time.monotonic() + START_S
+        while not ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError(f"the store did not start:\n{(self.folder / 'log.txt').read_text()}")
+            time.sleep(0.01)
+        ready = json.loads(ready_file.read_text())
+        self.port, self.unix_address = ready["port"], ready["unix_address"]
+        return self
+
+    def stop(self) -> int:
+        """Gracefully; returns the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def _end(self, number: int) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
