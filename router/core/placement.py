@@ -25,6 +25,10 @@ class PredictedPlacements:
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
 
+    @property
+    def num_anchors(self) -> int:
+        return len(self._young) + len(self._old)
+
     def add(self, worker: int, block_hashes: Sequence[int], now: float) -> None:
         self._rotate(now)
         young, bit = self._young, 1 << worker

@@ -119,6 +119,16 @@ class PrefixIndex:
         self._fetchable = 0
         self.table.alive = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Upper bound of the memory the blocks take; never above the cap."""
+        return self.table.size_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Bits in use in the holders' masks, those still to be swept included."""
+        return len(self._owner)
+
     # ---- workers --------------------------------------------------------------------------------------
 
     def add_worker(self, worker_id: str, shared: bool = False) -> int:
