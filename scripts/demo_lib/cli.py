@@ -20,7 +20,8 @@ from demo_lib.processes import DemoError, Processes
 
 START_TIMEOUT_S = 600.0
 DTYPE = {"smollm2": "bfloat16", "tiny": "float32"}
-console = Console(stderr=True)
+# A file or a pipe has no width of its own; the table needs this much.
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 100)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.table import Table
 
 from demo_lib.measure import Counters
@@ -30,18 +31,28 @@ class Row(NamedTuple):
 
 
 def table(rows: list[Row]) -> Table:
-    out = Table(title="Time to first token: ours, and a plain vLLM that recomputes the prompt")
-    out.add_column("request")
-    out.add_column("asked of")
-    headings = ["prompt\ntokens", "tokens from\nthe store", "MB\nmoved", "ours\nms", "plain\nms", "ratio"]
+    out = Table(
+        title="Time to first token (TTFT): ours, and a plain vLLM that recomputes each prompt",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("request", no_wrap=True)
+    headings = [
+        "prompt\ntokens",
+        "tokens\nfrom store",
+        "MB\nmoved",
+        "TTFT\nours ms",
+        "TTFT\nplain ms",
+        "ratio",
+    ]
     for heading in headings:
         out.add_column(heading, justify="right")
-    out.add_column("tokens")
+    out.add_column("greedy\ntokens")
     for row in rows:
         ratio = row.ttft_ratio
         out.add_row(
             row.step.name,
-            row.step.target,
             str(row.ours.prompt_tokens),
             str(row.moved.tokens_from_store),
             f"{(row.moved.bytes_read + row.moved.bytes_written) / 1e6:.1f}",
