@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from demo_lib.processes import free_port
+from demo_lib.processes import free_ports
 
 MODEL_NAME = "demo"
 BLOCK_SIZE_TOKENS = 32  # vLLM's CPU attention takes multiples of 32
@@ -39,7 +39,7 @@ class Ports(NamedTuple):
 
     @classmethod
     def free(cls) -> "Ports":
-        return cls(*(free_port() for _ in cls._fields))
+        return cls(*free_ports(len(cls._fields)))
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{getattr(self, name)}"

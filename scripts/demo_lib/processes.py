@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 STOP_GRACE_S = 20.0
 POLL_S = 0.2
+PORTS = range(20_000, 32_000)
 
 
 class DemoError(Exception):
@@ -27,12 +29,22 @@ class Running(NamedTuple):
     log: Path
 
 
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """TCP ports on 127.0.0.1 that are free now, all different.
+
+    From below the range the kernel takes the ports of outgoing connections from: a minute passes until the last
+    process of the demo listens, and by then an ephemeral port would often be taken.
+    """
+    found: list[int] = []
+    with contextlib.ExitStack() as probes:
+        for port in random.sample(PORTS, len(PORTS)):
+            probe = probes.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise DemoError(f"no {count} free ports on 127.0.0.1 in {PORTS}")
 
 
 class Processes:

@@ -1,12 +1,13 @@
 """What the demo starts, it ends: also children of children, also when something goes wrong."""
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from demo_lib.processes import DemoError, Processes
+from demo_lib.processes import DemoError, Processes, free_ports
 
 DEADLINE_S = 20.0
 
@@ -74,3 +75,11 @@ def test_never_ready_is_an_error_that_names_who(tmp_path: Path) -> None:
         processes.start("store", ["sleep", "600"], dict(os.environ))
         with pytest.raises(DemoError, match="store was not ready within 0 s"):
             processes.wait_until_ready({"store": "http://127.0.0.1:9/ready"}, 0.0, print)
+
+
+def test_free_ports_can_be_bound_and_differ() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
