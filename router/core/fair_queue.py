@@ -44,6 +44,11 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._lane_of)
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants whose account is kept."""
+        return len(self._served)
+
     def push(self, request: RequestView, now: float) -> Rejection | None:
         """QUEUE_FULL when there is no room. Request ids must be unique among those waiting."""
         if len(self) >= self._max_requests:
@@ -66,8 +71,8 @@ class FairQueue:
         key = min(self._lanes, key=lambda lane: (lane[0], self._served[lane[1]]))
         request = next(iter(self._lanes[key].values())).request
         self.cancel(request.request_id)
-        self._level = self._served[request.tenant]
         self.charge(request.tenant, request.prompt_tokens)
+        self._level = self._served[request.tenant]
         return request
 
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int = 0) -> None:

@@ -55,6 +55,10 @@ class LengthHistory:
         self._kinds: OrderedDict[tuple[str, int], _Histogram] = OrderedDict()
         self._remaining: NDArray[np.float64] | None = None
 
+    @property
+    def num_kinds(self) -> int:
+        return len(self._kinds)
+
     def observe(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         if output_tokens < 1:
             return

@@ -1,0 +1,321 @@
+"""Bookkeeping of one instance and of the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore.wire.events import BlockStored
+from router.core.block_hash import block_hashes
+from router.core.cluster_book import ClusterBook
+from router.core.decision import Transfer
+from router.core.instance_book import InstanceBook, LoadReport
+from router.core.policies import make_policy
+from router.core.prefix_index import PrefixIndex
+from router.core.scheduler import Scheduler
+from router.core.settings import Settings
+from router.core.view import RequestView, Role
+
+
+def report(at: float, running: int = 0, waiting: int = 0, **fields: int) -> LoadReport:
+    return LoadReport(sampled_at=at, running_requests=running, waiting_requests=waiting, **fields)
+
+
+class TestQueue:
+    def test_prefills_stand_one_behind_the_other(self) -> None:
+        book = InstanceBook("a")
+        assert book.prefill_sent("r1", 100, now=10.0) == pytest.approx(10.1)
+        assert book.prefill_sent("r2", 50, now=10.02) == pytest.approx(10.15)
+        assert book.state(10.02).queue_ms(10.05) == pytest.approx(100)
+
+    def test_a_prefill_that_is_late_holds_up_those_behind_it(self) -> None:
+        book = InstanceBook("a")
+        book.prefill_sent("r1", 100, now=0.0)
+        book.prefill_sent("r2", 70, now=0.0)
+        assert book.state(0.0).queue_ms(9.0) == pytest.approx(70)
+
+    def test_a_prefill_done_early_brings_the_others_forward(self) -> None:
+        book = InstanceBook("a")
+        book.prefill_sent("r1", 100, now=0.0)
+        book.prefill_sent("r2", 70, now=0.0)
+        book.prefill_ended("r1", now=0.02, completed=True)
+        assert book.state(0.02).queue_ms(0.02) == pytest.approx(70)
+        book.prefill_ended("r2", now=0.05, completed=False)
+        assert book.state(0.05).queue_ms(0.05) == 0
+        assert book.num_legs == 0
+
+    def test_a_poll_adds_only_what_is_not_ours(self) -> None:
+        book = InstanceBook("a")
+        for n in range(3):
+            book.prefill_sent(f"r{n}", 100, now=0.0)
+        book.prefill_sent("late", 100, now=2.0)
+        book.polled(report(1.0, waiting=5, waiting_prefill_tokens=500), prefill_ms_per_token=1.0)
+        state = book.state(2.0)
+        assert (state.in_flight_requests, state.foreign_requests) == (4, 2)
+        assert state.load == 6
+        # Ours: the late one (the others are overdue: 300 ms have not begun). Foreign: 200 ms from 1.0 on.
+        assert state.queue_ms(2.0) == pytest.approx(300)
+        book.polled(report(2.0, waiting=3, waiting_prefill_tokens=300), prefill_ms_per_token=1.0)
+        assert book.state(2.0).foreign_requests == 0
+
+    def test_foreign_waiting_without_tokens_is_taken_at_our_mean(self) -> None:
+        book = InstanceBook("a")
+        for n in range(100):
+            book.prefill_sent(f"r{n}", 80, now=0.0)
+            book.prefill_ended(f"r{n}", now=0.0, completed=False)
+        book.polled(report(5.0, waiting=3), prefill_ms_per_token=1.0)
+        assert book.state(5.0).queue_ms(5.0) == pytest.approx(240, rel=0.01)
+
+    def test_eight_in_a_row_do_not_pile_up_on_a_stale_poll(self) -> None:
+        # vllm-project/router#178.
+        book = InstanceBook("a")
+        book.polled(report(0.0), prefill_ms_per_token=1.0)
+        queues = []
+        for n in range(8):
+            queues.append(book.state(0.0).queue_ms(0.0))
+            book.prefill_sent(f"r{n}", 10, now=0.0)
+        assert queues == pytest.approx([0, 10, 20, 30, 40, 50, 60, 70])
+
+
+class TestCorrections:
+    def test_a_slow_instance_is_noticed_from_its_prefills(self) -> None:
+        book = InstanceBook("a")
+        now = 0.0
+        for n in range(100):
+            book.prefill_sent(f"a{n}", 100, now)
+            book.prefill_sent(f"b{n}", 100, now)  # begins when the first is done
+            book.prefill_ended(f"a{n}", now + 0.2, completed=True)
+            book.prefill_ended(f"b{n}", now + 0.4, completed=True)
+            now += 1.0
+        assert book.state(now).prefill_scale == pytest.approx(2.0, rel=0.01)
+        assert book.prefill_sent("next", 100, now) == pytest.approx(now + 0.2, rel=0.01)
+
+    def test_failures_say_nothing_about_speed(self) -> None:
+        book = InstanceBook("a")
+        book.prefill_sent("r", 100, 0.0)
+        book.prefill_ended("r", 50.0, completed=False)
+        book.prefill_ended("r", 50.0, completed=True)
+        book.decode_sent("r", 10, 20.0, 0.0)
+        book.decode_ended("r", 50.0, output_tokens=0)
+        assert (book.state(50.0).prefill_scale, book.state(50.0).tbt_scale) == (1.0, 1.0)
+
+    def test_tbt_is_measured_from_the_first_token(self) -> None:
+        book = InstanceBook("a")
+        for n in range(100):
+            book.decode_sent(f"r{n}", 10, 20.0, now=0.0)
+            book.decode_started(f"r{n}", now=5.0)
+            book.decode_ended(f"r{n}", now=5.9, output_tokens=31)
+        assert book.state(0.0).tbt_scale == pytest.approx(1.5, rel=0.01)
+
+
+class TestDecodeLoad:
+    def test_kv_is_reserved_until_the_end(self) -> None:
+        book = InstanceBook("a", kv_capacity_tokens=1000)
+        book.decode_sent("r1", 300, 20, now=0.0)
+        book.decode_sent("r2", 200, 20, now=0.0)
+        state = book.state(0.0)
+        assert (state.running_requests, state.kv_used_tokens, state.kv_capacity_tokens) == (2, 500, 1000)
+        book.decode_ended("r1", 1.0, output_tokens=9)
+        assert book.state(1.0).kv_used_tokens == 200
+
+    def test_foreign_decodes_come_from_the_poll(self) -> None:
+        book = InstanceBook("a")
+        book.decode_sent("r1", 300, 20, now=0.0)
+        book.polled(
+            report(1.0, running=4, kv_used_tokens=900, kv_capacity_tokens=5000), prefill_ms_per_token=1.0
+        )
+        state = book.state(1.0)
+        assert (state.running_requests, state.foreign_requests) == (4, 3)
+        assert (state.kv_used_tokens, state.kv_capacity_tokens) == (900, 5000)
+
+    def test_a_request_that_does_both_counts_once(self) -> None:
+        book = InstanceBook("a")
+        book.prefill_sent("r", 10, 0.0)
+        book.decode_sent("r", 10, 20, 0.0)
+        book.polled(report(1.0, running=1), prefill_ms_per_token=1.0)  # it runs, we thought it waits
+        assert (book.state(1.0).in_flight_requests, book.state(1.0).foreign_requests) == (1, 0)
+
+    def test_sending_again_replaces(self) -> None:
+        book = InstanceBook("a")
+        book.decode_sent("r", 100, 20, 0.0)
+        book.decode_sent("r", 150, 20, 0.0)
+        assert book.state(0.0).kv_used_tokens == 150
+
+
+def test_a_state_is_remade_only_when_something_changed() -> None:
+    book = InstanceBook("a")
+    first = book.state(0.0)
+    assert book.state(5.0) is first
+    book.prefill_sent("r", 1, 5.0)
+    assert book.state(5.0) is not first
+
+
+class Cluster:
+    """Two prefill and two decode instances, a store node, Algorithm 1."""
+
+    def __init__(self) -> None:
+        settings = Settings()
+        self.index = PrefixIndex(16)
+        self.book = ClusterBook(settings, self.index)
+        self.book.add_store_node("store-1")
+        self.book.add_instance("p0", Role.PREFILL, store_node="store-1")
+        self.book.add_instance("p1", Role.PREFILL)
+        self.book.add_instance("d0", Role.DECODE, kv_capacity_tokens=10_000)
+        self.book.add_instance("d1", Role.DECODE, kv_capacity_tokens=10_000)
+        self.scheduler = Scheduler(
+            make_policy("global_cache_aware", settings), make_policy("least_tbt", settings), settings
+        )
+
+    def send(self, request_id: str, now: float, prompt_tokens: int = 1000) -> tuple[str, str]:
+        request = RequestView(request_id, prompt_tokens, block_hashes(range(prompt_tokens), 16))
+        decision = self.scheduler.schedule(request, self.book.view(now), now)
+        assert decision.prefill is not None and decision.decode is not None
+        self.book.sent(request, decision, now)
+        return decision.prefill.instance_id, decision.decode.instance_id
+
+    def in_flight(self, now: float) -> dict[str, int]:
+        view = self.book.view(now)
+        return {i.instance_id: i.in_flight_requests for i in (*view.mixed, *view.prefill, *view.decode)}
+
+
+def test_a_request_is_counted_where_it_is_and_not_after() -> None:
+    cluster = Cluster()
+    p, d = cluster.send("r", 0.0)
+    assert cluster.in_flight(0.0) == {"p0": 0, "p1": 0, "d0": 0, "d1": 0} | {p: 1, d: 1}
+    cluster.book.first_token("r", 0.5)
+    assert cluster.in_flight(0.5)[p] == 0 and cluster.in_flight(0.5)[d] == 1
+    cluster.book.ended("r", 2.0, output_tokens=50)
+    assert set(cluster.in_flight(2.0).values()) == {0}
+    assert (cluster.book.num_requests, len(cluster.book.forecast)) == (0, 0)
+    assert cluster.book.history.expected_tokens("default", 1000, 0) == pytest.approx(50)
+
+
+def test_a_burst_of_equal_prompts_stays_together_before_any_event() -> None:
+    cluster = Cluster()
+    first, _ = cluster.send("r0", 0.0)
+    cluster.book.first_token("r0", 0.11)
+    later = {cluster.send(f"r{n}", 0.12)[0] for n in range(1, 6)}
+    assert later == {first}
+
+
+def test_different_prompts_spread() -> None:
+    cluster = Cluster()
+    placed = []
+    for n in range(6):
+        request = RequestView(f"r{n}", 1000, block_hashes(range(n * 1000, n * 1000 + 1000), 16))
+        decision = cluster.scheduler.schedule(request, cluster.book.view(0.0), 0.0)
+        cluster.book.sent(request, decision, 0.0)
+        assert decision.prefill is not None
+        placed.append(decision.prefill.instance_id)
+    assert sorted(placed) == ["p0"] * 3 + ["p1"] * 3
+
+
+def test_the_store_node_on_an_instances_host_is_local_to_it() -> None:
+    cluster = Cluster()
+    tokens = list(range(960))
+    names = list(range(60))
+    node = next(worker for worker, name in cluster.index.worker_ids.items() if name == "store-1")
+    cluster.index.apply(node, [BlockStored(names, None, tokens, 16)])
+    assert {cluster.send(f"r{n}", float(n), 960)[0] for n in range(4)} == {"p0"}
+
+
+def test_a_failed_prefill_leaves_the_decode() -> None:
+    cluster = Cluster()
+    p, d = cluster.send("r", 0.0)
+    cluster.book.prefill_failed("r", 0.1)
+    assert cluster.in_flight(0.1)[p] == 0 and cluster.in_flight(0.1)[d] == 1
+    cluster.book.ended("r", 0.2)
+    assert set(cluster.in_flight(0.2).values()) == {0}
+    assert cluster.book.history.expected_tokens("default", 1000, 0) == Settings().expected_output_tokens
+
+
+def test_unavailable_and_removed_instances_are_not_in_the_view() -> None:
+    cluster = Cluster()
+    p, _ = cluster.send("r", 0.0)
+    cluster.book.set_available("d0", False)
+    cluster.book.remove(p)
+    assert p not in cluster.in_flight(0.0) and "d0" not in cluster.in_flight(0.0)
+    assert p not in cluster.book.view(0.0).worker_ids.values()
+    cluster.book.first_token("r", 0.1)
+    cluster.book.ended("r", 0.2, output_tokens=3)
+    cluster.book.polled(p, report(0.3))
+    cluster.book.set_available("d0", True)
+    assert set(cluster.in_flight(0.3).values()) == {0}
+
+
+def test_transfers_under_way_are_counted_by_source() -> None:
+    cluster = Cluster()
+    transfer = Transfer("store-1", "p1", 0, 10)
+    cluster.book.transfer_started(transfer)
+    cluster.book.transfer_started(transfer)
+    assert list(cluster.book.view(0.0).transfers_from.values()) == [2]
+    cluster.book.transfer_ended(transfer)
+    cluster.book.transfer_ended(transfer)
+    cluster.book.transfer_ended(transfer)
+    assert not cluster.book.view(0.0).transfers_from
+
+
+def test_mixed_instances_without_an_index() -> None:
+    settings = Settings()
+    book = ClusterBook(settings)
+    book.add_instance("m0", Role.MIXED)
+    scheduler = Scheduler(
+        make_policy("least_loaded", settings), make_policy("least_loaded", settings), settings
+    )
+    request = RequestView("r", 100)
+    decision = scheduler.schedule(request, book.view(0.0), 0.0)
+    book.sent(request, decision, 0.0)
+    (state,) = book.view(0.0).mixed
+    assert (state.in_flight_requests, state.running_requests) == (1, 1)
+    assert state.queue_ms(0.0) == pytest.approx(decision.ttft_ms)
+    book.first_token("r", 0.1)
+    book.ended("r", 0.2, 5)
+    assert book.view(0.2).mixed[0].in_flight_requests == 0
+
+
+action = st.tuples(
+    st.sampled_from(["send", "first", "fail", "end", "cancel", "poll", "remove"]),
+    st.integers(0, 5),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(action, max_size=60))
+def test_counters_return_to_zero_whatever_happens(actions: list[tuple[str, int, int]]) -> None:
+    cluster = Cluster()
+    book, now = cluster.book, 0.0
+    names = ["p0", "p1", "d0", "d1"]
+    removed = set()
+    under_way = set()
+    for what, number, which in actions:
+        now += 0.1
+        request_id = f"r{number}"
+        if what == "send" and request_id not in under_way and not removed & {"d0", "d1"}:
+            request = RequestView(request_id, 1000, block_hashes(range(1000), 16))
+            decision = cluster.scheduler.schedule(request, book.view(now), now)
+            book.sent(request, decision, now)
+            under_way.add(request_id)
+        elif what == "first":
+            book.first_token(request_id, now)
+        elif what == "fail":
+            book.prefill_failed(request_id, now)
+        elif what in ("end", "cancel"):
+            book.ended(request_id, now, output_tokens=7 if what == "end" else 0)
+            under_way.discard(request_id)
+        elif what == "poll":
+            book.polled(names[which], report(now - 0.05, running=number, waiting=which))
+        elif what == "remove" and which < 2 and names[which] not in removed:
+            removed.add(names[which])
+            book.remove(names[which])
+    for request_id in under_way:
+        book.ended(request_id, now)
+    for name in names:
+        book.polled(name, report(now))
+    view = book.view(now)
+    for state in (*view.prefill, *view.decode):
+        assert (state.load, state.running_requests, state.kv_used_tokens) == (0, 0, 0)
+        assert state.backlog_ms == 0
+        assert state.queue_ms(now) == 0
+    assert (book.num_requests, len(book.forecast)) == (0, 0)
