@@ -29,7 +29,7 @@ class Pool:
         unit = _HUGE_PAGE_BYTES if huge_pages else mmap.PAGESIZE
         self.size_bytes = size_bytes - size_bytes % unit
         if not huge_pages:
-            _check_available(self.size_bytes)
+            check_available(self.size_bytes)
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
         self.fd = os.memfd_create("mooncake-store-pool", flags)
         try:
@@ -72,8 +72,9 @@ def _populate(fd: int, size_bytes: int) -> None:
             bar.update(step)
 
 
-def _check_available(size_bytes: int) -> None:
-    """A memfd grows until the kernel kills somebody, so the limit is looked at before."""
+def check_available(size_bytes: int) -> None:
+    """ConfigError when a pool of this size cannot be had. A memfd grows until the kernel kills somebody, so
+    the limit is looked at before."""
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise ConfigError(

@@ -5,13 +5,13 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvloop
 
 from kvcore.logs import configure_logging
 from kvcore.units import format_size
-from store_server.admin import Admin
 from store_server.config import StoreConfig
 from store_server.server import StoreServer
 
@@ -29,12 +29,19 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = StoreServer(config)
-    admin = Admin(server.stats, is_ready=lambda: not stopping.is_set())
+    stop_admin: Callable[[], Awaitable[None]] | None = None
+    admin_port = 0
     try:
         await server.start()
         if config.admin_port >= 0:
+            # Not at the top: importing aiohttp takes longer than starting everything else.
+            from store_server.admin import Admin
+
+            admin = Admin(server.stats, is_ready=lambda: not stopping.is_set())
+            stop_admin = admin.stop
             await admin.start(config.admin_host, config.admin_port)
-        addresses = _addresses(config, server, admin)
+            admin_port = admin.port
+        addresses = _addresses(config, server, admin_port)
         if ready_file is not None:
             _write_whole(ready_file, addresses)
         print(
@@ -46,11 +53,12 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
     finally:
         if ready_file is not None:
             _remove(ready_file)
-        await admin.stop()
+        if stop_admin is not None:
+            await stop_admin()
         await server.stop()
 
 
-def _addresses(config: StoreConfig, server: StoreServer, admin: Admin) -> dict[str, object]:
+def _addresses(config: StoreConfig, server: StoreServer, admin_port: int) -> dict[str, object]:
     def join(host: str, port: int) -> str:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -60,7 +68,7 @@ def _addresses(config: StoreConfig, server: StoreServer, admin: Admin) -> dict[s
         "port": server.tcp_port,
         "address": join(config.host, server.tcp_port),
         "unix_address": f"unix://{server.unix_path}",
-        "admin_url": f"http://{join(config.admin_host, admin.port)}" if admin.port else "",
+        "admin_url": f"http://{join(config.admin_host, admin_port)}" if admin_port else "",
         "pool_size_bytes": server.pool.size_bytes,
     }
 

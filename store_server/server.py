@@ -24,7 +24,7 @@ from store_server.core.reads import Served
 from store_server.core.store import Store
 from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
-from store_server.pool import Pool
+from store_server.pool import Pool, check_available
 from store_server.runtime_dir import RuntimeDir
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,9 @@ class StoreServer:
     def __init__(self, config: StoreConfig, clock: Clock | None = None) -> None:
         config.check()
         self.max_connections = affordable_connections(config.max_connections)
+        if not config.huge_pages:
+            # First of all: bookkeeping for a pool that nobody can have takes long as well.
+            check_available(config.pool_size_bytes)
         self.config = config
         self.clock: Clock = clock or WallClock()
         self.server_id = secrets.token_hex(8)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from kvcore.metrics import CONNECTIONS, POOL_USED_BYTES
 from kvcore.wire.codec import FRAME_HEADER, FRAME_HEADER_BYTES, encode_frame, reply_decoder
-from kvcore.wire.messages import Hello, HelloReply, Message, Put, Read, ReadReply, Status, StatusReply
+from kvcore.wire.messages import Evict, Hello, HelloReply, Message, Put, Read, ReadReply, Status, StatusReply
 
 DEADLINE_S = 60.0
 MIB = 1 << 20
@@ -156,9 +158,24 @@ class StoreProcess:
         values: dict[str, float] = json.loads(self.http("/stats"))
         return values
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
+    def delta(self, before: dict[str, float], name: str) -> float:
+        return self.stats()[name] - before[name]
+
+    def disconnect(self) -> None:
         for client in self._clients:
             client.close()
+        self._clients.clear()
+
+    def clean(self) -> None:
+        """Forgets all objects and waits until all clients of an earlier test are gone."""
+        eventually(lambda: self.stats()[CONNECTIONS] == 0)
+        client = self.connect()
+        client.ask(Evict)
+        client.close()
+        eventually(lambda: self.stats()[POOL_USED_BYTES] == 0 and self.stats()[CONNECTIONS] == 0)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.disconnect()
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
@@ -182,11 +199,23 @@ def store_starter(directory: Path) -> Iterator[StartStore]:
             store.stop(signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def shared_store() -> Iterator[StoreProcess]:
+    with tempfile.TemporaryDirectory(prefix="mks-") as name, store_starter(Path(name)) as start:
+        yield start()
+
+
+@pytest.fixture
+def store(shared_store: StoreProcess) -> Iterator[StoreProcess]:
+    """One store with default settings for a whole file of tests, empty at the start of each."""
+    shared_store.clean()
+    yield shared_store
+    shared_store.disconnect()
+
+
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """Not tmp_path: the path of a Unix socket may have no more than 107 bytes."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="mks-") as name:
         yield Path(name)
 

@@ -25,9 +25,11 @@ from kvcore.wire.messages import (
     Status,
     Write,
 )
-from tests.integration.store_harness import MIB, RawClient, StartStore, values_of
+from tests.integration.store_harness import MIB, RawClient, StartStore, StoreProcess, values_of
+from tests.integration.store_harness import shared_store as shared_store
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
+from tests.integration.store_harness import store as store
 
 OK = Status.OK
 
@@ -37,8 +39,7 @@ def key(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("unix", [False, True])
-def test_what_is_put_is_read(start_store: StartStore, unix: bool) -> None:
-    store = start_store()
+def test_what_is_put_is_read(store: StoreProcess, unix: bool) -> None:
     client = store.connect(unix=unix)
     values = [os.urandom(size) for size in (1, 100, 4096, 65_537, MIB, 3 * MIB + 5)]
     keys = [key(number) for number in range(len(values))]
@@ -49,8 +50,8 @@ def test_what_is_put_is_read(start_store: StartStore, unix: bool) -> None:
     assert other.read(keys) == values
 
 
-def test_many_small_values_in_one_message(start_store: StartStore) -> None:
-    client = start_store().connect()
+def test_many_small_values_in_one_message(store: StoreProcess) -> None:
+    client = store.connect()
     source = random.Random(3)
     values = [source.randbytes(source.randrange(1, 9000)) for _ in range(300)]
     keys = [key(number) for number in range(300)]
@@ -71,8 +72,8 @@ def test_values_larger_than_a_slab_are_scattered_and_whole(start_store: StartSto
     assert client.read([key(1000)]) == [value]
 
 
-def test_the_payload_of_a_key_that_exists_is_dropped_and_the_next_one_kept(start_store: StartStore) -> None:
-    client = start_store().connect()
+def test_the_payload_of_a_key_that_exists_is_dropped_and_the_next_one_kept(store: StoreProcess) -> None:
+    client = store.connect()
     first = os.urandom(400_000)
     assert client.put([key(1)], [first]) == [OK]
     values = [os.urandom(300_000), os.urandom(400_000), os.urandom(7)]
@@ -80,8 +81,8 @@ def test_the_payload_of_a_key_that_exists_is_dropped_and_the_next_one_kept(start
     assert client.read([key(0), key(1), key(2)]) == [values[0], first, values[2]]
 
 
-def test_layers_are_read_while_later_ones_are_still_to_come(start_store: StartStore) -> None:
-    store = start_store()
+def test_layers_are_read_while_later_ones_are_still_to_come(store: StoreProcess) -> None:
+    before = store.stats()
     writer, reader = store.connect(), store.connect()
     layers = [os.urandom(10_000) for _ in range(4)]
     reader.send(Read, keys=[key(1)], layer_begin=0, layer_end=1, wait_ms=60_000)
@@ -92,15 +93,14 @@ def test_layers_are_read_while_later_ones_are_still_to_come(start_store: StartSt
     write = {"keys": [key(1)], "payload": layers[0], "layer_begin": 0, "layer_end": 1}
     assert list(writer.ask(Write, **write)[0].statuses) == [OK]
     assert values_of(*reader.receive()) == [layers[0]]
-    assert store.stats()[metrics.LAYERS_READ_BEFORE_SEAL_TOTAL] == 1
+    assert store.delta(before, metrics.LAYERS_READ_BEFORE_SEAL_TOTAL) == 1
     write = {"keys": [key(1)], "payload": b"".join(layers[1:]), "layer_begin": 1, "layer_end": 4}
     assert list(writer.ask(Write, **write)[0].statuses) == [OK]
     assert values_of(*reader.receive()) == [b"".join(layers[1:])]
     assert reader.read([key(1)]) == [b"".join(layers)]
 
 
-def test_a_waiting_read_does_not_hold_up_the_connection(start_store: StartStore) -> None:
-    store = start_store()
+def test_a_waiting_read_does_not_hold_up_the_connection(store: StoreProcess) -> None:
     client = store.connect()
     waiting = client.send(Read, keys=[key(1)], wait_ms=60_000)
     quick = client.send(Exists, keys=[key(1)])
@@ -111,8 +111,7 @@ def test_a_waiting_read_does_not_hold_up_the_connection(start_store: StartStore)
     assert reply.id == waiting and payload == b"late"
 
 
-def test_a_wait_ends_by_time_and_by_abort(start_store: StartStore) -> None:
-    store = start_store()
+def test_a_wait_ends_by_time_and_by_abort(store: StoreProcess) -> None:
     reader, writer = store.connect(), store.connect()
     assert reader.statuses(Await, [key(1)], layer_end=1, wait_ms=30) == [Status.TIMED_OUT]
     reader.send(Await, keys=[key(1)], layer_end=1, wait_ms=60_000)
@@ -128,8 +127,8 @@ def test_a_wait_ends_by_time_and_by_abort(start_store: StartStore) -> None:
     assert list(reply.statuses) == [Status.ABANDONED]
 
 
-def test_answers_to_many_requests_sent_at_once_are_all_right(start_store: StartStore) -> None:
-    client = start_store().connect()
+def test_answers_to_many_requests_sent_at_once_are_all_right(store: StoreProcess) -> None:
+    client = store.connect()
     values = {key(number): os.urandom(20_000) for number in range(40)}
     assert set(client.put(list(values), list(values.values()))) == {OK}
     wanted = [random.Random(5).choice(list(values)) for _ in range(400)]
@@ -163,8 +162,8 @@ def test_a_full_store_evicts_in_the_background_and_at_need(start_store: StartSto
     assert store.stats()[metrics.POOL_USED_BYTES] == 0
 
 
-def test_listing_and_stats_over_the_wire(start_store: StartStore) -> None:
-    client = start_store().connect()
+def test_listing_and_stats_over_the_wire(store: StoreProcess) -> None:
+    client = store.connect()
     keys = [key(number) for number in range(25)]
     client.put(keys, [b"x" * 100] * 25)
     seen, cursor = [], 0
