@@ -213,6 +213,7 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
 
 
 def _make_store(config: ConnectorConfig, name: str) -> StoreClient:
-    return StoreClient(
+    """Waits for the first attempt, so that a store that refuses us is named; one that is not there is not."""
+    return StoreClient.connect(
         config.store_address, token=config.store_token, planes=tuple(config.planes), client_name=name
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvcore.client.base import LayerwiseStore
+from kvcore.errors import KVError
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
@@ -53,11 +54,14 @@ class SchedulerSide:
         answers = list(answers)
         refused = [answer.reason for answer in answers if not answer.namespace]
         if refused or not answers:
-            self.disabled_reason = refused[0] if refused else self.disabled_reason
-            logger.error("prefixes are neither looked up nor saved: %s", self.disabled_reason)
+            self._disable(refused[0] if refused else self.disabled_reason)
+            return
+        try:
+            self._store = self._make_store()
+        except KVError as error:
+            self._disable(str(error))
             return
         self.disabled_reason = ""
-        self._store = self._make_store()
         self._lookup = PrefixLookup(
             self._store,
             sorted({answer.namespace for answer in answers}),
@@ -65,6 +69,10 @@ class SchedulerSide:
             timeout_ms=self.config.lookup_timeout_ms,
             step_wait_ms=self.config.lookup_wait_ms,
         )
+
+    def _disable(self, reason: str) -> None:
+        self.disabled_reason = reason
+        logger.error("prefixes are neither looked up nor saved: %s", reason)
 
     # ---- matching
 

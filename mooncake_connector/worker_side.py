@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from kvcore.client.base import LayerwiseStore
-from kvcore.errors import ConfigError
+from kvcore.errors import KVError
 from kvcore.keys import block_keys
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
@@ -61,7 +61,7 @@ class WorkerSide:
         """
         try:
             self._start(KVLayout(layers, num_blocks), facts())
-        except (ConfigError, OSError, ValueError) as error:
+        except (KVError, OSError, ValueError) as error:
             self.disable(str(error))
 
     def disable(self, reason: str) -> None:

