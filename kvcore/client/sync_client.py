@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_MS = 5000.0
 # Taken for large: a plane with a fast path for large objects should use it.
 UNKNOWN_SIZE_BYTES = 1 << 20
+MAX_ARENA_BYTES = 32 << 20
 
 
 class FinishedTransfer:
@@ -48,6 +50,26 @@ class FinishedTransfer:
 
     def wait(self, timeout_ms: float | None = None) -> list[Status]:
         return list(self._statuses)
+
+
+class _Arena:
+    """Memory that values of unknown size are received into before they become bytes: kept, because touching
+    fresh pages costs more than copying."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, size_bytes: int) -> memoryview:
+        if size_bytes > MAX_ARENA_BYTES:
+            return np.empty(size_bytes, np.uint8).data
+        if size_bytes > self._memory.nbytes:
+            self._memory = np.empty(size_bytes, np.uint8)
+        return self._memory.data[:size_bytes]
+
+
+class _Arenas(threading.local):
+    def __init__(self) -> None:
+        self.own = _Arena()
 
 
 class StoreClient:
@@ -93,6 +115,7 @@ class StoreClient:
             verify_shm=verify_shm,
         )
         self._keeper = LinkKeeper(options, self._counters)
+        self._arenas = _Arenas()
         self._keeper.reconnect()
 
     @classmethod
@@ -238,15 +261,17 @@ class StoreClient:
         return link.plane.submit_put([named(key) for key in keys], values).wait()
 
     def get(self, key: str | bytes) -> bytes | None:
-        place = np.empty(0, np.uint8)
+        # Taken here: the sink is called by whichever thread receives, the arena is this one's.
+        arena = self._arenas.own
+        place = memoryview(b"")
 
         def sink(index: int, size_bytes: int) -> list[memoryview]:
             nonlocal place
-            place = np.empty(size_bytes, np.uint8)
-            return [place.data]
+            place = arena.take(size_bytes)
+            return [place]
 
         statuses = self._fetch([key], [UNKNOWN_SIZE_BYTES], sink)
-        return place.tobytes() if statuses == [Status.OK] else None
+        return bytes(place) if statuses == [Status.OK] else None
 
     def get_into(self, key: str | bytes, buffer: Buffer) -> int:
         return self.batch_get_into([key], [buffer])[0]
@@ -262,7 +287,9 @@ class StoreClient:
                 return None
             sizes_bytes[index] = size_bytes
             views = places[index]
-            return [views[0][:size_bytes]] if len(views) == 1 else split_views(views, [size_bytes])[0]
+            if size_bytes == room_bytes[index]:
+                return views
+            return split_views(views, [size_bytes])[0]
 
         statuses = self._fetch(keys, room_bytes, sink)
         return [

@@ -17,9 +17,9 @@ from kvcore.errors import StoreUnavailable
 from kvcore.layout import split_views
 from kvcore.wire.messages import ShmOffer
 
-# Linux 5.14; fills the page tables ahead, so that no transfer pays for page faults. In steps, because Python
-# holds its lock meanwhile.
-_MADV_POPULATE_WRITE = 23
+# Linux 5.14; fills the page tables ahead, so that no transfer pays for page faults. The pages are there, so
+# read faults are enough (they map many at once, and writable). In steps: Python holds its lock meanwhile.
+_MADV_POPULATE_READ = 22
 _POPULATE_STEP_BYTES = 64 << 20
 # Above this numpy copies, which lets other threads run; below, its overhead is more than the copy.
 _LARGE_COPY_BYTES = 64 << 10
@@ -130,4 +130,4 @@ def _copy(target: memoryview, source: memoryview) -> None:
 def _populate(memory: mmap.mmap) -> None:
     with contextlib.suppress(OSError):
         for offset in range(0, len(memory), _POPULATE_STEP_BYTES):
-            memory.madvise(_MADV_POPULATE_WRITE, offset, min(_POPULATE_STEP_BYTES, len(memory) - offset))
+            memory.madvise(_MADV_POPULATE_READ, offset, min(_POPULATE_STEP_BYTES, len(memory) - offset))

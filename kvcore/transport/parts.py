@@ -126,8 +126,9 @@ def failure_of(outcome: Outcome) -> Status:
 
 def writable_views(buffer: Any) -> list[memoryview]:
     views = as_views(buffer)
-    if any(view.readonly for view in views):
-        raise TypeError("a read needs writable memory, and this buffer is read-only")
+    for view in views:
+        if view.readonly:
+            raise TypeError("a read needs writable memory, and this buffer is read-only")
     return views
 
 

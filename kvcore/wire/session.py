@@ -76,7 +76,7 @@ class ClientSession(Generic[C]):
     """
 
     def __init__(self) -> None:
-        self.phase = Phase.NEW
+        self._enter(Phase.NEW)
         self.server_id = ""
         self.planes: list[str] = []
         self.max_body_bytes = DEFAULT_MAX_BODY_BYTES
@@ -92,10 +92,11 @@ class ClientSession(Generic[C]):
 
     def start(self, request: type[m.Message], context: C) -> int:
         """Registers a request about to be sent and returns its id."""
-        following = REQUESTS[self.phase].get(request)
+        following = self._requests.get(request)
         if following is None:
             raise LocalProtocolError(f"{request.__name__} cannot be sent while {self.phase.value}")
-        self.phase = following
+        if following is not self.phase:
+            self._enter(following)
         request_id = next(self._ids)
         self._pending[request_id] = (ANSWERS[request], context)
         return request_id
@@ -112,7 +113,7 @@ class ClientSession(Generic[C]):
         if expected is None or reply is None:
             raise RemoteProtocolError(f"an answer to request {frame.request_id}, which is not pending")
         kind = type(reply)
-        following = REPLIES[self.phase].get(kind)
+        following = self._replies.get(kind)
         if following is None or (kind is not expected and kind is not m.ErrorReply):
             raise RemoteProtocolError(f"{kind.__name__} instead of {expected.__name__}")
         if frame.payload_bytes and kind not in WITH_PAYLOAD:
@@ -120,15 +121,20 @@ class ClientSession(Generic[C]):
         if isinstance(reply, m.HelloReply):
             self._agree(reply)
         del self._pending[frame.request_id]
-        self.phase = following
+        if following is not self.phase:
+            self._enter(following)
         return context  # type: ignore[return-value]
 
     def close(self) -> list[C]:
         """Ends the session; returns the contexts of what will never be answered."""
-        self.phase = Phase.CLOSED
+        self._enter(Phase.CLOSED)
         orphans = [context for _, context in self._pending.values()]
         self._pending.clear()
         return orphans
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._requests, self._replies = REQUESTS[phase], REPLIES[phase]
 
     def _agree(self, reply: m.HelloReply) -> None:
         if reply.version != m.PROTOCOL_VERSION:

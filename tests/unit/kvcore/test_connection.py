@@ -9,6 +9,7 @@ import time
 import pytest
 
 from kvcore.client.connection import Connection
+from kvcore.client.silence import Silence
 from kvcore.errors import RequestRefused, StoreUnavailable
 from kvcore.wire import messages as m
 from kvcore.wire.codec import FRAME_HEADER, encode_frame
@@ -212,15 +213,16 @@ def test_a_store_asked_to_wait_may_be_silent_for_so_long(hasty):
     assert not hasty.connection.broken
 
 
-def test_a_slow_store_that_still_answers_is_kept(hasty):
-    for _ in range(10):
-        call = hasty.connection.start(m.Stats, ())
-        assert hasty.connection.wait(call, in_s(0.01)) is Status.TIMED_OUT
-        hasty.peer.reply(m.StatsReply(hasty.peer.expect()[0].id, {}))
-    call = hasty.connection.start(m.Stats, ())
-    hasty.peer.reply(m.StatsReply(hasty.peer.expect()[0].id, {}))
-    assert isinstance(hasty.connection.wait(call, in_s(SOON_S)), m.StatsReply)
-    assert not hasty.connection.broken
+def test_slow_is_not_silent():
+    silence = Silence(limit_s=1.0, now=0.0)
+    assert not silence.missed(now=5.0, due=4.9)
+    assert not silence.missed(now=5.8, due=5.7)
+    silence.heard(now=5.85)
+    assert not silence.missed(now=6.5, due=6.4)
+    assert silence.missed(now=7.4, due=7.3)
+    silence.heard(now=7.5)
+    assert not silence.missed(now=20.0, due=19.5)
+    assert silence.missed(now=40.0, due=30.0)
 
 
 def test_a_large_request_does_not_lock_up_with_a_large_answer(pair):
