@@ -17,33 +17,52 @@ BUCKETS_PER_OCTAVE = 2
 NUM_BUCKETS = 20 * BUCKETS_PER_OCTAVE  # up to a million tokens
 MAX_KINDS = 4096
 ENOUGH_SAMPLES = 16.0
-DECAY = 1 - 1 / 512
+GROWTH = 1 + 1 / 512  # how much more a sample weighs than the one before it
+REFRESH_SAMPLES = 32
 
 
 class _Histogram:
-    __slots__ = ("lengths", "total", "weights")
+    """Old samples fade because newer ones weigh more: adding one touches one bucket."""
+
+    __slots__ = ("length", "lengths", "next_weight", "total", "weights")
 
     def __init__(self) -> None:
         self.weights = [0.0] * NUM_BUCKETS
         self.lengths = [0.0] * NUM_BUCKETS  # weighted sum of the lengths in each bucket
-        self.total = 0.0
+        self.total = self.length = 0.0  # their sums
+        self.next_weight = 1.0
+
+    @property
+    def num_samples(self) -> float:
+        """In units of the newest one."""
+        return self.total / self.next_weight
 
     def add(self, tokens: int) -> None:
-        # Old samples fade relative to new ones because new ones weigh more.
+        weight = self.next_weight
         bucket = bucket_of(tokens)
-        self.total = self.total * DECAY + 1.0
-        for sums, value in ((self.weights, 1.0), (self.lengths, float(tokens))):
-            for index, before in enumerate(sums):
-                if before:
-                    sums[index] = before * DECAY
-            sums[bucket] += value
+        self.weights[bucket] += weight
+        self.lengths[bucket] += weight * tokens
+        self.total += weight
+        self.length += weight * tokens
+        self.next_weight = weight * GROWTH
+        if weight > 1e12:
+            self._rescale()
 
     def mean(self, max_tokens: int) -> float:
-        expected = 0.0
-        for weight, length in zip(self.weights, self.lengths, strict=True):
-            if weight:
-                expected += min(length, weight * max_tokens) if max_tokens else length
+        expected = self.length
+        if max_tokens:
+            for bucket in range(bucket_of(max_tokens), NUM_BUCKETS):
+                excess = self.lengths[bucket] - self.weights[bucket] * max_tokens
+                if excess > 0:
+                    expected -= excess
         return expected / self.total
+
+    def _rescale(self) -> None:
+        factor = 1 / self.next_weight
+        self.weights = [weight * factor for weight in self.weights]
+        self.lengths = [length * factor for length in self.lengths]
+        self.total, self.length = sum(self.weights), sum(self.lengths)
+        self.next_weight = 1.0
 
 
 class LengthHistory:
@@ -54,6 +73,7 @@ class LengthHistory:
         self._everybody = _Histogram()
         self._kinds: OrderedDict[tuple[str, int], _Histogram] = OrderedDict()
         self._remaining: NDArray[np.float64] | None = None
+        self._unseen = 0  # samples since it was computed
 
     @property
     def num_kinds(self) -> int:
@@ -69,21 +89,25 @@ class LengthHistory:
             histogram.add(output_tokens)
         while len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
-        self._remaining = None
+        self._unseen += 1
 
     def expected_tokens(self, tenant: str, prompt_tokens: int, max_tokens: int) -> float:
         """Mean output length of such a request; `max_tokens` 0: unlimited."""
         for kind in ((tenant, prompt_tokens.bit_length()), (tenant, -1)):
             histogram = self._kinds.get(kind)
-            if histogram is not None and histogram.total >= ENOUGH_SAMPLES:
+            if histogram is not None and histogram.num_samples >= ENOUGH_SAMPLES:
                 return histogram.mean(max_tokens)
         if self._everybody.total:
             return self._everybody.mean(max_tokens)
         return float(min(self._unknown_tokens, max_tokens) if max_tokens else self._unknown_tokens)
 
     def remaining_tokens(self) -> NDArray[np.float64]:
-        """[NUM_BUCKETS]: mean tokens still to come of a request that has produced bucket_of(x) tokens."""
-        if self._remaining is None:
+        """[NUM_BUCKETS]: mean tokens still to come of a request that has produced bucket_of(x) tokens.
+
+        Some samples late: it is asked for at every arrival and moves slowly.
+        """
+        if self._remaining is None or self._unseen >= REFRESH_SAMPLES:
+            self._unseen = 0
             weights = np.array(self._everybody.weights)
             lengths = np.array(self._everybody.lengths)
             longer = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)

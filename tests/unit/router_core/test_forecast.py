@@ -116,6 +116,26 @@ def test_expectations_follow_a_change() -> None:
     assert history.expected_tokens("t", 10, 0) == pytest.approx(800, rel=0.05)
 
 
+def test_many_samples_do_not_overflow() -> None:
+    history = LengthHistory(100)
+    for _ in range(30_000):
+        history.observe("t", 10, 64)
+    assert history.expected_tokens("t", 10, 0) == pytest.approx(64)
+    assert history.expected_tokens("t", 10, 32) == pytest.approx(32)
+    history.observe("t", 10, 640_000)
+    assert history.expected_tokens("t", 10, 0) == pytest.approx(64 + 640_000 / 512, rel=0.05)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=50), st.integers(1, 6000))
+def test_the_mean_under_a_limit_is_never_off_by_more_than_a_bucket(lengths: list[int], limit: int) -> None:
+    history = LengthHistory(100)
+    for length in lengths:
+        history.observe("t", 10, length)
+    capped = [min(length, limit) for length in lengths]
+    ratio = history.expected_tokens("other", 10, limit) / (sum(capped) / len(capped))
+    assert 0.7 < ratio < 1.42 * (513 / 512) ** 50
+
+
 def test_what_remains_grows_where_lengths_are_two_kinds() -> None:
     history = LengthHistory(100)
     for _ in range(100):
