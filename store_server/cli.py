@@ -3,12 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
-from kvcore.errors import ConfigError
+from kvcore.errors import ConfigError, KVError
+from kvcore.units import parse_size_bytes
 from store_server.config import ENV_PREFIX, StoreConfig
 
 _DESCRIPTION = """\
@@ -16,6 +17,8 @@ A DRAM store for the KV blocks of LLM engines. Engines on this host share its me
 
   mooncake-store serve --pool-size 64gb            run a store on 127.0.0.1:50051
   mooncake-store stats                             how full it is, what it does
+  mooncake-store ls --limit 20                     which blocks it holds
+  mooncake-store evict 8gb                         make 8 GiB free
   mooncake-store bench                             how fast it is from here
 """
 
@@ -27,16 +30,46 @@ The admin port answers /health, /ready, /metrics (Prometheus) and /stats (JSON).
 To let other hosts in: --host 0.0.0.0 together with MOONCAKE_STORE_TOKEN=secret.
 """
 
+_ADDRESS_VARIABLE = f"{ENV_PREFIX}_ADDRESS"
+_TOKEN_VARIABLE = f"{ENV_PREFIX}_TOKEN"
+
 
 def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mooncake-store", description=_DESCRIPTION, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"mooncake-store {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
     serve = commands.add_parser("serve", help="run a store", epilog=_SERVE_EPILOG, formatter_class=raw)
     serve.add_argument("--config", metavar="FILE", help="a .toml, .json or .yaml file")
     serve.add_argument("--ready-file", metavar="FILE", help="addresses as JSON, written when listening")
     add_flags(serve, StoreConfig)
+    serve.set_defaults(run=_serve)
+
+    def asking(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument(
+            "--address",
+            default=os.environ.get(_ADDRESS_VARIABLE, "127.0.0.1:50051"),
+            help=f"HOST:PORT or unix:///PATH of the store (default: ${_ADDRESS_VARIABLE}, or %(default)s)",
+        )
+        command.add_argument(
+            "--token", default=os.environ.get(_TOKEN_VARIABLE, ""), help=f"(default: ${_TOKEN_VARIABLE})"
+        )
+        command.add_argument("--json", action="store_true", help="for scripts")
+        command.set_defaults(run=run)
+        return command
+
+    asking("stats", _stats, "how full the store is and what it has done")
+    ls = asking("ls", _ls, "the objects in the store, with their state")
+    ls.add_argument("prefix", nargs="?", default="", help="hex digits that keys begin with (default: all)")
+    ls.add_argument("--limit", type=int, default=100, help="show so many at most, 0: all (default: 100)")
+    evict = asking("evict", _evict, "make room; objects in use or pinned hard stay")
+    evict.add_argument("size", nargs="?", default="", help="how much is to be free (default: all)")
+    bench = asking("bench", _bench, "measure put, get and exists from here; what it stores it removes")
+    bench.add_argument("--sizes", default="4kb,64kb,1mb,16mb", help="of values (default: %(default)s)")
+    bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: 1)")
+    bench.add_argument("--plane", choices=("shm", "tcp"), default="shm", help="shm falls back to tcp")
     return parser
 
 
@@ -44,14 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when something failed, 2 for a mistake in flags or configuration."""
     args = make_parser().parse_args(argv)
     try:
-        return _serve(args)
-    except ConfigError as error:
+        args.run(args)
+    except KVError as error:
         print(f"mooncake-store: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        print(f"mooncake-store: cannot listen: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _serve(args: argparse.Namespace) -> int:
-    # Not at the top: the other commands must not wait for uvloop and aiohttp.
+# What a command needs is imported with it: `stats` must not wait for uvloop, nor `serve` for the client.
+
+
+def _serve(args: argparse.Namespace) -> None:
     from store_server.serve import serve
 
     config = load_config(
@@ -61,12 +100,39 @@ def _serve(args: argparse.Namespace) -> int:
         environ=os.environ,
         overrides=flag_overrides(StoreConfig, args),
     )
-    try:
-        serve(config, Path(args.ready_file) if args.ready_file else None)
-    except OSError as error:
-        print(f"mooncake-store: cannot listen: {error.strerror or error}", file=sys.stderr)
-        return 1
-    return 0
+    serve(config, Path(args.ready_file) if args.ready_file else None)
+
+
+def _stats(args: argparse.Namespace) -> None:
+    from store_server import commands
+
+    with commands.connected(args.address, args.token) as client:
+        commands.show_stats(client, as_json=args.json)
+
+
+def _ls(args: argparse.Namespace) -> None:
+    from store_server import commands
+
+    with commands.connected(args.address, args.token) as client:
+        commands.list_objects(client, prefix=args.prefix, limit=args.limit, as_json=args.json)
+
+
+def _evict(args: argparse.Namespace) -> None:
+    from store_server import commands
+
+    with commands.connected(args.address, args.token) as client:
+        commands.evict(client, size=args.size, as_json=args.json)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from store_server import bench, commands
+
+    sizes = [parse_size_bytes(size) for size in args.sizes.split(",")]
+    if min(sizes) < 1 or args.seconds <= 0:
+        raise ConfigError("--sizes and --seconds must be greater than nothing")
+    planes = ("shm", "tcp") if args.plane == "shm" else ("tcp",)
+    with commands.connected(args.address, args.token, planes) as client:
+        bench.run(client, sizes, args.seconds, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import fcntl
 import logging
 import mmap
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +63,8 @@ class Pool:
 
 
 def _populate(fd: int, size_bytes: int) -> None:
-    quiet = size_bytes <= _POPULATE_STEP_BYTES or not sys.stderr.isatty()
+    # None: only where somebody can watch it.
+    quiet = True if size_bytes <= _POPULATE_STEP_BYTES else None
     with tqdm(total=size_bytes, unit="B", unit_scale=True, desc="taking memory", disable=quiet) as bar:
         for offset in range(0, size_bytes, _POPULATE_STEP_BYTES):
             step = min(_POPULATE_STEP_BYTES, size_bytes - offset)

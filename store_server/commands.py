@@ -1,0 +1,123 @@
+"""The commands that ask a running store: stats, ls, evict. Each prints a table, or JSON for scripts."""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvcore.client.sync_client import StoreClient
+from kvcore.errors import ConfigError, StoreUnavailable
+from kvcore.metrics import (
+    LOOKUP_HITS_TOTAL,
+    LOOKUP_KEYS_TOTAL,
+    METADATA_BYTES,
+    POOL_SIZE_BYTES,
+    POOL_USED_BYTES,
+)
+from kvcore.units import format_size, parse_size_bytes
+from kvcore.wire.messages import KeyInfo, PinKind, Tier
+
+_PAGE = 1000
+
+
+@contextlib.contextmanager
+def connected(address: str, token: str, planes: Sequence[str] = ("tcp",)) -> Iterator[StoreClient]:
+    """A client with a store behind it. StoreUnavailable or RequestRefused, which say what to do."""
+    # What goes wrong is told once, by us.
+    logging.getLogger("kvcore").setLevel(logging.CRITICAL)
+    with StoreClient.connect(address, token=token, planes=planes, client_name="mooncake-store") as client:
+        if not client.connected:
+            reason = client.counters()["last_error"]
+            raise StoreUnavailable(f"no store answers on {address} ({reason}). Is it running? See --address")
+        yield client
+
+
+def show_stats(client: StoreClient, *, as_json: bool) -> None:
+    values = _asked(client)
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table("what", "value", title="mooncake-store", show_edge=False)
+    for name, value in sorted(values.items()):
+        table.add_row(name, _readable(name, value))
+    Console().print(table)
+    committed = values[POOL_USED_BYTES] + values[METADATA_BYTES]
+    summary = f"{100 * committed / values[POOL_SIZE_BYTES]:.1f} % of the pool is taken"
+    if asked := values[LOOKUP_KEYS_TOTAL]:
+        summary += f", {100 * values[LOOKUP_HITS_TOTAL] / asked:.1f} % of the keys looked up were hits"
+    print(summary)
+
+
+def list_objects(client: StoreClient, *, prefix: str, limit: int, as_json: bool) -> None:
+    """`prefix`: hex digits that keys begin with. `limit` 0: all."""
+    wanted = _hex(prefix)
+    num_shown = 0
+    table = Table("key", "size", "layers", "tier", "pin", "leases", show_edge=False)
+    for info in _objects(client):
+        if not info.key.hex().startswith(wanted):
+            continue
+        if as_json:
+            print(json.dumps(_as_dict(info)))
+        else:
+            table.add_row(
+                info.key.hex(),
+                format_size(info.size_bytes),
+                f"{info.layers_ready}/{info.num_layers}",
+                Tier(info.tier).name,
+                PinKind(info.pin).name.lower() if info.pin else "",
+                str(info.num_leases or ""),
+            )
+        num_shown += 1
+        if num_shown == limit:
+            break
+    if not as_json:
+        Console(width=None if sys.stdout.isatty() else 140).print(table)
+        print(f"{num_shown} objects shown" + (", there may be more (--limit)" if num_shown == limit else ""))
+
+
+def evict(client: StoreClient, *, size: str, as_json: bool) -> None:
+    """`size`: how much is to be free afterwards, "" for everything that may go."""
+    _asked(client)
+    num_objects, size_bytes = client.evict(parse_size_bytes(size) if size else 0)
+    if as_json:
+        print(json.dumps({"num_objects": num_objects, "size_bytes": size_bytes}))
+    else:
+        print(f"{num_objects} objects evicted, {format_size(size_bytes)}")
+
+
+def _asked(client: StoreClient) -> dict[str, float]:
+    values = client.stats()
+    if not values:
+        raise StoreUnavailable("the store went away while it was asked")
+    return values
+
+
+def _objects(client: StoreClient) -> Iterator[KeyInfo]:
+    cursor = 0
+    while True:
+        page, cursor = client.list_keys(cursor, _PAGE)
+        yield from page
+        if not cursor:
+            return
+
+
+def _hex(prefix: str) -> str:
+    digits = prefix.lower()
+    if digits.strip("0123456789abcdef"):
+        raise ConfigError(f"{prefix!r} is not hexadecimal: keys are shown, and looked for, as hex digits")
+    return digits
+
+
+def _as_dict(info: KeyInfo) -> dict[str, Any]:
+    fields = {name: getattr(info, name) for name in info.__struct_fields__}
+    return {**fields, "key": info.key.hex(), "tier": Tier(info.tier).name.lower()}
+
+
+def _readable(name: str, value: float) -> str:
+    exact = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
+    return f"{exact} ({format_size(value)})" if "bytes" in name and value >= 1024 else exact
