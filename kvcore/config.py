@@ -150,9 +150,10 @@ def _convert(key: str, raw: Any, kind: Any, origin: str, strict: bool) -> Any:
             value = parse_duration_ms(raw)
             value = int(value) if value.is_integer() else value
         elif not strict and isinstance(raw, str) and get_origin(_unwrap(kind)[0]) in (list, tuple):
-            value = [item.strip() for item in raw.split(",") if item.strip()]
+            is_json = raw.lstrip().startswith("[")
+            value = json.loads(raw) if is_json else [item.strip() for item in raw.split(",") if item.strip()]
         return msgspec.convert(value, kind, strict=strict)
-    except ConfigError as error:
+    except (ConfigError, json.JSONDecodeError) as error:
         raise ConfigError(f"{origin}{key}: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}{key} = {raw!r}: {error}") from error

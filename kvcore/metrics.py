@@ -17,6 +17,11 @@ LEASES = "leases"
 CONNECTIONS = "connections"
 QUARANTINED_BYTES = "quarantined_bytes"
 WAITERS = "waiters"
+WAITING_FOR_ROOM = "waiting_for_room"  # writers held back until write-back to disk has made room
+PROMOTIONS = "promotions"  # objects on their way from disk to DRAM
+
+# The store's SSD tier; there only when it has one. More of them: SSD_PREFIX + a key of SsdTier.stats()
+SSD_PREFIX = "ssd_"
 
 # Store counters
 LOOKUP_KEYS_TOTAL = "lookup_keys_total"
@@ -29,6 +34,8 @@ OBJECTS_SEALED_TOTAL = "objects_sealed_total"
 OBJECTS_ABANDONED_TOTAL = "objects_abandoned_total"
 EVICTED_OBJECTS_TOTAL = "evicted_objects_total"
 EVICTED_BYTES_TOTAL = "evicted_bytes_total"
+PROMOTED_OBJECTS_TOTAL = "promoted_objects_total"  # brought back from disk
+PROMOTED_BYTES_TOTAL = "promoted_bytes_total"
 RESERVE_FULL_TOTAL = "reserve_full_total"
 CORRUPT_TOTAL = "corrupt_total"
 LEASES_EXPIRED_TOTAL = "leases_expired_total"

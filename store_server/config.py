@@ -9,8 +9,11 @@ from kvcore.units import format_size
 from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES
 from store_server.core.eviction import POLICIES
 from store_server.core.store import StoreLimits
+from store_server.levels import StorageLevel, cpu_capacity_bytes, ssd_config
+from store_server.ssd import SsdConfig
 
 ENV_PREFIX = "MOONCAKE_STORE"
+DEFAULT_POOL_SIZE_BYTES = 1 << 30
 KNOWN_PLANES = ("shm", "tcp")
 
 
@@ -27,7 +30,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: Annotated[str, _help("clients must send it, '': everybody is let in")] = ""
     planes: Annotated[tuple[str, ...], _help("how bytes may move, of shm and tcp")] = ("shm", "tcp")
 
-    pool_size_bytes: Annotated[int, _help("DRAM for KV blocks, taken at start, for example 64gb")] = 1 << 30
+    pool_size_bytes: Annotated[int, _help("DRAM for KV blocks, taken at start, for example 64gb")] = (
+        DEFAULT_POOL_SIZE_BYTES
+    )
+    storage_levels: Annotated[
+        list[StorageLevel],
+        _help('as a flag JSON: [{"level": "ssd", "paths": ["/mnt/nvme0/kv"], "capacity": "1tb"}]'),
+    ] = []
     slab_bytes: Annotated[int, _help("unit of allocation, a power of two, 0: chosen by the pool's size")] = 0
     huge_pages: Annotated[bool, _help("take the pool from reserved huge pages (vm.nr_hugepages)")] = False
     eviction_policy: Annotated[str, _help(", ".join(sorted(POLICIES)))] = "lru"
@@ -40,6 +49,11 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     default_lease_ms: Annotated[int, _help("lease of a reader that asks for none in particular")] = 10_000
     max_lease_ms: Annotated[int, _help("longest lease")] = 600_000
     send_timeout_ms: Annotated[int, _help("a reader that takes no byte for so long is disconnected")] = 60_000
+    room_timeout_ms: Annotated[int, _help("a writer waits so long for room that write-back to SSD makes")] = (
+        5_000
+    )
+    promotion_timeout_ms: Annotated[int, _help("a reader without wait_ms waits so long for the SSD")] = 5_000
+    save_timeout_ms: Annotated[int, _help("at the end, blocks go from DRAM to the SSD for so long")] = 30_000
     verify_on_write: Annotated[bool, _help("check the checksums of what arrives over tcp")] = False
 
     max_connections: Annotated[int, _help("clients at once")] = 4096
@@ -80,6 +94,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "default_lease_ms",
             "max_lease_ms",
             "send_timeout_ms",
+            "room_timeout_ms",
+            "promotion_timeout_ms",
+            "save_timeout_ms",
             "max_connections",
             "max_keys",
             "max_body_bytes",
@@ -91,9 +108,23 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level {self.log_level!r} is not one of debug, info, warning, error")
 
+    def dram_bytes(self) -> int:
+        """The size of the pool: that of the cpu level if there is one, else `pool_size_bytes`."""
+        level_bytes = cpu_capacity_bytes(self.storage_levels)
+        if level_bytes is None:
+            return self.pool_size_bytes
+        if self.pool_size_bytes not in (DEFAULT_POOL_SIZE_BYTES, level_bytes):
+            raise ConfigError(
+                "pool_size_bytes and the cpu level of storage_levels say different sizes; give one"
+            )
+        return level_bytes
+
+    def ssd(self) -> SsdConfig | None:
+        return ssd_config(self.storage_levels)
+
     def limits(self) -> StoreLimits:
         return StoreLimits(
-            pool_size_bytes=self.pool_size_bytes,
+            pool_size_bytes=self.dram_bytes(),
             slab_bytes=self.slab_bytes or None,
             eviction_policy=self.eviction_policy,
             high_watermark=self.high_watermark,
@@ -102,4 +133,6 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             default_lease_ms=self.default_lease_ms,
             max_lease_ms=self.max_lease_ms,
             max_payload_bytes=self.max_payload_bytes,
+            room_timeout_ms=self.room_timeout_ms,
+            promotion_timeout_ms=self.promotion_timeout_ms,
         )

@@ -6,14 +6,14 @@ request that has to wait lies in the core as a ticket.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from kvcore import metrics
 from kvcore.errors import RemoteProtocolError, RequestRefused
 from kvcore.wire.codec import Frame, encode_frame, request_decoder
 from kvcore.wire.messages import ErrorCode, ErrorReply, Message, Put, Reply, Request, Write
-from kvcore.wire.receiver import FrameReceiver
+from kvcore.wire.receiver import STALL, FrameReceiver, Stall
 from kvcore.wire.session import Phase, ServerSession
 from store_server.core.objects import Session, StoredObject
 from store_server.core.reads import Served
@@ -48,6 +48,10 @@ class StoreConnection(asyncio.BufferedProtocol):
         self._is_answered = False  # the current frame's answer is out, its payload is only skipped
         self._sending: list[Sequence[StoredObject]] = []
         self._is_write_paused = self._is_read_paused = False
+        self._is_held_back = False  # the client does not take its answers
+        self._is_stalled = False  # a Put waits for room
+        self._stalled_put: Incoming | None = None
+        self._stalled_refusal: RequestRefused | None = None
         self._stalled_bytes = 0
         self._stalled_since = 0.0
 
@@ -67,13 +71,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         return self._receiver.views()[0]
 
     def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._receiver.received(nbytes)
-        except RemoteProtocolError as error:
-            self._break(f"protocol error: {error}")
-        except Exception:
-            logger.exception("a request failed; its connection is closed", extra=self._who())
-            self._break("internal error")
+        self._process(lambda: self._receiver.received(nbytes))
         self._hold_back()
         self.server.settle()
 
@@ -83,9 +81,10 @@ class StoreConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         store = self.server.store
         store.close_session(self.session)
-        if self._incoming is not None:
-            store.writes.interrupted(self.session, self._incoming)
-            self._incoming = None
+        for incoming in (self._incoming, self._stalled_put):
+            if incoming is not None:
+                store.writes.interrupted(self.session, incoming)
+        self._incoming = self._stalled_put = None
         self._drained()
         self.server.forget(self)
         self.server.settle()
@@ -94,11 +93,9 @@ class StoreConnection(asyncio.BufferedProtocol):
         self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        self._is_write_paused = False
+        self._is_write_paused = self._is_held_back = False
         self._drained()
-        if self._is_read_paused and self._transport is not None and not self._transport.is_closing():
-            self._is_read_paused = False
-            self._transport.resume_reading()
+        self._pause_or_resume_reading()
 
     # ---- answers ---------------------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class StoreConnection(asyncio.BufferedProtocol):
 
     # ---- frames ----------------------------------------------------------------------------------------
 
-    def _on_frame(self, frame: Frame[Request]) -> Sequence[memoryview] | None:
+    def _on_frame(self, frame: Frame[Request]) -> Sequence[memoryview] | Stall | None:
         refusal = self._judge.judge(frame)
         if refusal is None and isinstance(frame.message, (Put, Write)):
             try:
@@ -159,9 +156,8 @@ class StoreConnection(asyncio.BufferedProtocol):
                 self.close()
         return None
 
-    def _begin_payload(self, request: Put | Write, payload_bytes: int) -> list[memoryview]:
+    def _begin_payload(self, request: Put | Write, payload_bytes: int) -> list[memoryview] | Stall:
         server = self.server
-        writes = server.store.writes
         if isinstance(request, Put):
             sizes_bytes = request.sizes_bytes
             if min(sizes_bytes, default=0) < 0 or sum(sizes_bytes) != payload_bytes:
@@ -169,11 +165,43 @@ class StoreConnection(asyncio.BufferedProtocol):
                     ErrorCode.BAD_REQUEST,
                     f"the payload has {payload_bytes} bytes, the sizes add up to {sum(sizes_bytes)}",
                 )
-            self._incoming = writes.put_begin(self.session, request, server.clock.now())
+            if self._stalled_refusal is not None:
+                refusal, self._stalled_refusal = self._stalled_refusal, None
+                raise refusal
+            self._incoming, self._stalled_put = self._stalled_put or self._begin_put(request), None
+            if self._incoming is None:
+                self._is_stalled = True
+                self._pause_or_resume_reading()
+                return STALL
         else:
-            self._incoming = writes.write_begin(self.session, request, payload_bytes)
+            self._incoming = server.store.writes.write_begin(self.session, request, payload_bytes)
             sizes_bytes = [payload_bytes // max(len(request.keys), 1)] * len(request.keys)
         return server.views.targets(self._incoming, sizes_bytes)
+
+    def _begin_put(self, request: Put) -> Incoming | None:
+        """None when it has to wait for room: its payload then stays where it is, in the client's socket."""
+        store, session, clock = self.server.store, self.session, self.server.clock
+
+        def attempt(is_last: bool) -> bool:
+            try:
+                self._stalled_put = store.writes.put_begin(
+                    session, request, clock.now(), may_wait=not is_last
+                )
+                if self._stalled_put is None:
+                    return False
+            except RequestRefused as error:
+                self._stalled_refusal = error
+            self._is_stalled = False
+            self._process(self._receiver.resume)
+            self._pause_or_resume_reading()
+            return True
+
+        if not len(store.room):
+            incoming = store.writes.put_begin(session, request, clock.now(), may_wait=True)
+            if incoming is not None:
+                return incoming
+        store.room.park(session, attempt, clock.now())
+        return None
 
     def _on_end(self, frame: Frame[Request]) -> None:
         if self._is_answered:
@@ -204,16 +232,31 @@ class StoreConnection(asyncio.BufferedProtocol):
                 release(objects)
             self._sending.clear()
 
+    def _process(self, step: Callable[[], None]) -> None:
+        """Takes in what has come. Whatever goes wrong ends this connection and no other."""
+        try:
+            step()
+        except RemoteProtocolError as error:
+            self._break(f"protocol error: {error}")
+        except Exception:
+            logger.exception("a request failed; its connection is closed", extra=self._who())
+            self._break("internal error")
+
     def _hold_back(self) -> None:
         """A client that does not take its answers gets no new ones."""
-        if (
-            self._is_write_paused
-            and not self._is_read_paused
-            and self._transport is not None
-            and self.unsent_bytes > self.server.config.max_unsent_bytes
-        ):
-            self._is_read_paused = True
+        if self._is_write_paused and self.unsent_bytes > self.server.config.max_unsent_bytes:
+            self._is_held_back = True
+            self._pause_or_resume_reading()
+
+    def _pause_or_resume_reading(self) -> None:
+        wanted = self._is_held_back or self._is_stalled
+        if self._transport is None or self._transport.is_closing() or wanted == self._is_read_paused:
+            return
+        self._is_read_paused = wanted
+        if wanted:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _break(self, reason: str) -> None:
         self.server.store.counters[metrics.PROTOCOL_ERRORS_TOTAL] += 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvcore.errors import RequestRefused
 from kvcore.wire import messages as m
 from store_server.core.reads import Served
 
@@ -35,6 +36,28 @@ def _hello(connection: "StoreConnection", request: m.Hello, now: float) -> m.Hel
     )
 
 
+def _reserve(connection: "StoreConnection", request: m.Reserve, now: float) -> m.ReserveReply | None:
+    """Waits while room is being made; other requests of the client go on meanwhile."""
+    store, session, clock = connection.server.store, connection.session, connection.server.clock
+
+    def attempt(is_last: bool) -> bool:
+        reply: m.Reply | None
+        try:
+            reply = store.writes.reserve(session, request, clock.now(), may_wait=not is_last)
+        except RequestRefused as error:
+            reply = m.ErrorReply(request.id, error.code, str(error), error.retryable)
+        if reply is not None:
+            connection.send(reply)
+        return reply is not None
+
+    if not len(store.room):
+        reply = store.writes.reserve(session, request, now, may_wait=True)
+        if reply is not None:
+            return reply
+    store.room.park(session, attempt, now)
+    return None
+
+
 def _evict(connection: "StoreConnection", request: m.Evict, now: float) -> None:
     connection.server.evict(request, connection.send)
 
@@ -47,7 +70,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Hello: _hello,
     m.Lookup: lambda conn, request, now: conn.server.store.reads.lookup(request),
     m.Exists: lambda conn, request, now: conn.server.store.reads.exists(request),
-    m.Reserve: lambda conn, request, now: conn.server.store.writes.reserve(conn.session, request, now),
+    m.Reserve: _reserve,
     m.Commit: lambda conn, request, now: conn.server.store.writes.commit(conn.session, request, now),
     m.Abort: lambda conn, request, now: conn.server.store.writes.abort(conn.session, request),
     m.Read: lambda conn, request, now: conn.server.store.reads.read(conn.session, request, now),

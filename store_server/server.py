@@ -16,12 +16,14 @@ from kvcore.transport.host import host_id
 from kvcore.units import format_size
 from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer
 from store_server.attach import AttachPoint
+from store_server.cold import SsdColdTier
 from store_server.config import StoreConfig
 from store_server.connection import StoreConnection
 from store_server.core.deadlines import NEVER
 from store_server.core.objects import Session
 from store_server.core.reads import Served
 from store_server.core.store import Store
+from store_server.core.tiering import Fate
 from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 _EVICTION_SLICE = 256  # objects; about a millisecond
 _EVICTION_PAUSE_S = 0.1
 _UPKEEP_INTERVAL_S = 1.0
+_SAVE_POLL_S = 0.5
 
 
 class StoreServer:
@@ -48,7 +51,10 @@ class StoreServer:
         self.config = config
         self.clock: Clock = clock or WallClock()
         self.server_id = secrets.token_hex(8)
-        self.store = Store(config.limits())
+        ssd = config.ssd()
+        self._cold = SsdColdTier(ssd, self._notify_cold) if ssd is not None else None
+        self._cold_progress = asyncio.Event()
+        self.store = Store(config.limits(), self._cold)
         self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
         self.views = PayloadViews(self.pool.view)
         self.tcp_port = 0
@@ -69,8 +75,10 @@ class StoreServer:
     # ---- life ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listens. OSError from binding; the caller calls `stop` also then."""
+        """Listens. OSError from binding, ConfigError from the SSD; the caller calls `stop` also then."""
         loop = self._loop
+        if self._cold is not None:
+            await asyncio.to_thread(self._cold.open, self.pool.view)
         loop.set_exception_handler(_log_loop_error)
         config = self.config
         tcp = await loop.create_server(lambda: StoreConnection(self), config.host, config.port, backlog=1024)
@@ -109,6 +117,10 @@ class StoreServer:
         for connection in list(self._connections.values()):
             connection.abort()
         await asyncio.sleep(0)
+        if self._cold is not None:
+            await self._save(self._cold)
+            cold, self._cold = self._cold, None
+            await asyncio.to_thread(cold.close)
         for timer in (self._timer, self._upkeep):
             if timer is not None:
                 timer.cancel()
@@ -144,6 +156,8 @@ class StoreServer:
     def settle(self) -> None:
         """After whatever changed the store: answers who has waited for it, and sets the timer."""
         store = self.store
+        if not store.space.is_making_room:
+            store.retry_for_room()  # otherwise when something has been written
         while store.waiters.finished:
             finished, store.waiters.finished = store.waiters.finished, []
             now = self.clock.now()
@@ -182,7 +196,40 @@ class StoreServer:
         evict_slice()
 
     def stats(self) -> dict[str, float]:
-        return {**self.store.stats(), metrics.CONNECTIONS: len(self._connections)}
+        cold_stats = self._cold.stats() if self._cold is not None else {}
+        return {**self.store.stats(), metrics.CONNECTIONS: len(self._connections), **cold_stats}
+
+    # ---- SSD -------------------------------------------------------------------------------------------
+
+    def _notify_cold(self) -> None:
+        """From disk threads."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended before the last outcome
+            self._loop.call_soon_threadsafe(self._on_cold)
+
+    def _on_cold(self) -> None:
+        if self._cold is None:
+            return
+        self._cold.poll(self.store)
+        self._cold_progress.set()
+        self.store.retry_for_room()
+        if self.store.space.is_above_high_watermark:
+            self.store.space.evict_some(_EVICTION_SLICE)  # the disk has room in its queue again
+        self.settle()
+
+    async def _save(self, cold: SsdColdTier) -> None:
+        """What is in DRAM only goes to the SSD, so that the next start finds it."""
+        space, deadline = self.store.space, self.clock.now() + self.config.save_timeout_ms / 1e3
+        unsaved = space.dram_only()
+        num_left = len(unsaved)
+        for obj in unsaved:
+            while (fate := space.save(obj)) is Fate.WAIT and self.clock.now() < deadline:
+                self._cold_progress.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._cold_progress.wait(), _SAVE_POLL_S)
+            if fate is Fate.WAIT:
+                break
+            num_left -= fate is not Fate.REFUSED
+        logger.info("DRAM saved to the SSD", extra={"objects": len(unsaved), "not_saved": num_left})
 
     # ---- inside ----------------------------------------------------------------------------------------
 

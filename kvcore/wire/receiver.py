@@ -6,7 +6,7 @@ is received straight into the memory its owner names, or is dropped.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kvcore.errors import LocalProtocolError
 from kvcore.wire.codec import FRAME_HEADER_BYTES, Frame, FrameDecoder
@@ -18,11 +18,20 @@ STAGING_BYTES = 32 << 10
 SCRATCH_BYTES = 256 << 10
 
 
+class Stall:
+    """The type of STALL."""
+
+
+STALL: Final = Stall()
+"""What `on_frame` returns when it cannot take the frame yet."""
+
+
 class FrameReceiver(Generic[T]):
     """One direction of one connection; not thread-safe.
 
     `on_frame(frame)` is called when a head has arrived and returns where its payload goes: views whose sizes
-    add up to at most `frame.payload_bytes` (what they do not hold is dropped), or None to drop it all.
+    add up to at most `frame.payload_bytes` (what they do not hold is dropped), or None to drop it all. With
+    STALL the frame is offered again by `resume`; until then nothing should be received.
     `on_end(frame)` is called when the payload, possibly of 0 bytes, is complete. RemoteProtocolError from
     `received` means the connection is of no more use.
     """
@@ -30,7 +39,7 @@ class FrameReceiver(Generic[T]):
     def __init__(
         self,
         decoder: FrameDecoder[T],
-        on_frame: Callable[[Frame[T]], Sequence[memoryview] | None],
+        on_frame: Callable[[Frame[T]], Sequence[memoryview] | Stall | None],
         on_end: Callable[[Frame[T]], None],
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
@@ -43,6 +52,7 @@ class FrameReceiver(Generic[T]):
         self._frame: Frame[T] | None = None
         self._targets: list[memoryview] = []
         self._dropped_bytes = 0
+        self._is_stalled = False
 
     @property
     def in_payload(self) -> bool:
@@ -63,7 +73,10 @@ class FrameReceiver(Generic[T]):
         """`size_bytes` bytes have been received into `views()`."""
         if self._frame is None:
             self._end += size_bytes
-            self._parse()
+            if self._is_stalled:
+                self._tidy()
+            else:
+                self._parse()
             return
         if self._targets:
             self._advance(size_bytes)
@@ -73,6 +86,11 @@ class FrameReceiver(Generic[T]):
             frame, self._frame = self._frame, None
             self._on_end(frame)
 
+    def resume(self) -> None:
+        """Offer the frame that was stalled again, and go on. RemoteProtocolError as from `received`."""
+        self._is_stalled = False
+        self._parse()
+
     def _parse(self) -> None:
         while self._end - self._begin >= FRAME_HEADER_BYTES:
             body_bytes, payload_bytes = self._decoder.decode_header(self._staging, self._begin)
@@ -81,11 +99,17 @@ class FrameReceiver(Generic[T]):
             if body_end > self._end:
                 break
             frame = self._decoder.decode_body(self._staging[body_begin:body_end], payload_bytes)
-            self._begin = body_end
             targets = self._on_frame(frame)
+            if isinstance(targets, Stall):
+                self._is_stalled = True
+                break
+            self._begin = body_end
             if payload_bytes and not self._begin_payload(frame, targets):
                 break
             self._on_end(frame)
+        self._tidy()
+
+    def _tidy(self) -> None:
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == len(self._staging):

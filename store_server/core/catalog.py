@@ -5,6 +5,7 @@ from itertools import count
 from kvcore.errors import RequestRefused
 from kvcore.wire.messages import ErrorCode, KeyInfo, ListKeys, ListKeysReply, Tier
 from store_server.core.objects import StoredObject, metadata_bytes
+from store_server.core.tiering import ColdTier
 
 _MAX_OPEN_LISTINGS = 8
 _POSITION_BITS = 40
@@ -30,28 +31,32 @@ class Catalog:
         del self.by_key[obj.key]
         self.metadata_bytes -= metadata_bytes(obj.num_layers)
 
-    def list_keys(self, request: ListKeys) -> ListKeysReply:
+    def list_keys(self, request: ListKeys, cold: ColdTier) -> ListKeysReply:
         """Objects that came after cursor 0 was asked for are not listed, those that went since neither."""
         if request.limit < 1:
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"limit must be at least 1, not {request.limit}")
         number, position = request.cursor >> _POSITION_BITS, request.cursor & ((1 << _POSITION_BITS) - 1)
         if request.cursor == 0:
             number = next(self._listing_numbers)
-            self._listings[number] = list(self.by_key)
+            self._listings[number] = [*self.by_key, *(key for key in cold if key not in self.by_key)]
             while len(self._listings) > _MAX_OPEN_LISTINGS:
                 del self._listings[next(iter(self._listings))]
         keys = self._listings.get(number)
         if keys is None:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "this listing is over, begin again with cursor 0")
         end = position + request.limit
-        page = [self._describe(obj) for key in keys[position:end] if (obj := self.by_key.get(key))]
+        page = [info for key in keys[position:end] if (info := self._describe(key, cold))]
         if end < len(keys):
             return ListKeysReply(request.id, page, (number << _POSITION_BITS) | end)
         del self._listings[number]
         return ListKeysReply(request.id, page, 0)
 
-    @staticmethod
-    def _describe(obj: StoredObject) -> KeyInfo:
+    def _describe(self, key: bytes, cold: ColdTier) -> KeyInfo | None:
+        obj = self.by_key.get(key)
+        if (obj is None or not obj.is_sealed) and (place := cold.find(key)):
+            return KeyInfo(key, place.size_bytes, place.num_layers, place.num_layers, Tier.SSD, 0, 0)
+        if obj is None:
+            return None
         return KeyInfo(
             key=obj.key,
             size_bytes=obj.size_bytes,

@@ -27,8 +27,10 @@ from store_server.core.catalog import Catalog
 from store_server.core.layers import Ticket, Waiters, WaitingRequest
 from store_server.core.leases import Leases
 from store_server.core.objects import Session, StoredObject
+from store_server.core.promotion import Promotions
 from store_server.core.space import Space
 from store_server.core.spans import Span, layer_spans, merge_neighbours
+from store_server.core.tiering import ColdTier
 
 
 class Served:
@@ -60,6 +62,9 @@ class Reads:
         default_lease_ms: int,
         max_lease_ms: int,
         max_payload_bytes: int,
+        cold: ColdTier,
+        promotions: Promotions,
+        promotion_timeout_s: float,
     ) -> None:
         self._catalog = catalog
         self._space = space
@@ -69,6 +74,9 @@ class Reads:
         self._default_lease_ms = default_lease_ms
         self._max_lease_ms = max_lease_ms
         self._max_payload_bytes = max_payload_bytes
+        self._cold = cold
+        self._promotions = promotions
+        self._promotion_timeout_s = promotion_timeout_s
         self.load = 0.0
         """How busy the store is, 0 to 1; set by the shell, handed to readers with each Lookup."""
 
@@ -78,26 +86,34 @@ class Reads:
         """Counts as use: what was just found is about to be read and should not be evicted before."""
         get = self._catalog.by_key.get
         layers_ready: list[int] = []
+        tiers = bytearray()
         for key in request.keys:
             obj = get(key)
-            if obj is None or not (request.include_pending or obj.is_sealed):
+            if obj is not None and obj.is_sealed:
+                layers_ready.append(obj.layers_ready)
+                tiers.append(Tier.DRAM)
+            elif place := self._cold.find(key):
+                layers_ready.append(place.num_layers)
+                tiers.append(Tier.SSD)
+            elif obj is not None and request.include_pending:
+                layers_ready.append(obj.layers_ready)
+                tiers.append(Tier.DRAM)
+            else:
                 break
-            layers_ready.append(obj.layers_ready)
         num_hits = len(layers_ready)
         self._space.touch(request.keys[:num_hits])
         self._counters[metrics.LOOKUP_KEYS_TOTAL] += len(request.keys)
         self._counters[metrics.LOOKUP_HITS_TOTAL] += num_hits
-        return LookupReply(request.id, num_hits, layers_ready, bytes((Tier.DRAM,)) * num_hits, self.load)
+        return LookupReply(request.id, num_hits, layers_ready, bytes(tiers), self.load)
 
     def exists(self, request: Exists) -> StatusReply:
         get = self._catalog.by_key.get
         statuses = bytearray(len(request.keys))
         for index, key in enumerate(request.keys):
             obj = get(key)
-            if obj is None:
-                statuses[index] = Status.MISSING
-            elif obj.layers_ready != obj.num_layers:
-                statuses[index] = Status.PENDING
+            if (obj is not None and obj.layers_ready == obj.num_layers) or self._cold.find(key):
+                continue
+            statuses[index] = Status.MISSING if obj is None else Status.PENDING
         return StatusReply(request.id, bytes(statuses))
 
     # ---- reading, now or when it is there --------------------------------------------------------------
@@ -155,8 +171,8 @@ class Reads:
         return (Status.MISSING if obj is None else Status.PENDING), None
 
     def _parked(self, session: Session, request: WaitingRequest, now: float) -> bool:
-        """Parks the request if it may wait and has something to wait for."""
-        if request.wait_ms <= 0:
+        """Parks the request if it has something to wait for and may."""
+        if request.wait_ms <= 0 and not len(self._cold):
             return False
         layer_begin = request.layer_begin if not isinstance(request, Await) else 0
         awaited = [
@@ -166,8 +182,16 @@ class Reads:
         ]
         if not awaited:
             return False
-        deadline = now + request.wait_ms / 1e3
-        self._waiters.park(Ticket(session, request), awaited, request.layer_end, deadline)
+        if len(awaited) < len(request.keys):
+            self._space.touch(request.keys)  # what is there must not go to make room for what is not
+        promoted = [key for key in awaited if self._promotions.want(key)]
+        wait_s = request.wait_ms / 1e3
+        if request.wait_ms <= 0:
+            # A caller that does not wait for writers still gets what only has to come from disk.
+            awaited, wait_s = promoted, self._promotion_timeout_s
+        if not awaited:
+            return False
+        self._waiters.park(Ticket(session, request), awaited, request.layer_end, now + wait_s)
         return True
 
     def _serve(self, request: Read, ticket: Ticket | None) -> Served:

@@ -2,7 +2,7 @@
 reused.
 
 Bytes are reused only when nobody can touch them any more: an object that left the catalogue keeps its extents
-until its last user (a transport, a lease, the quarantine of a vanished writer) is gone.
+until its last user (a transport, a lease, a write to disk, the quarantine of a vanished writer) is gone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,10 @@ from store_server.core.catalog import Catalog
 from store_server.core.deadlines import Agenda, Deadlines
 from store_server.core.eviction import Evictable, EvictionPolicy
 from store_server.core.objects import StoredObject, metadata_bytes
+from store_server.core.tiering import ColdTier, Fate, WriteBack
 
 _MAX_SLABS_TRIED = 16
+_MAX_DEPARTURES = 64  # of one attempt to make room: what follows has to wait for the disk anyway
 
 
 class Space:
@@ -31,6 +33,7 @@ class Space:
         counters: dict[str, float],
         high_watermark: float,
         low_watermark: float,
+        cold: ColdTier,
     ) -> None:
         self.allocator = allocator
         self.capacity_bytes = allocator.size_bytes
@@ -42,16 +45,26 @@ class Space:
         # Softly pinned objects have an order of their own, asked only when the other has no victim.
         self._soft_policy = new_policy()
         self._soft_pins = Deadlines[bytes](agenda)
+        self._cold = cold
+        self._write_back = WriteBack(cold)
 
     @property
     def committed_bytes(self) -> int:
         """Pool space and bookkeeping together: millions of tiny objects must not outgrow the memory that the
         pool was given."""
-        return self.allocator.used_bytes + self._catalog.metadata_bytes
+        return self.allocator.used_bytes + self._catalog.metadata_bytes + self._cold.metadata_bytes
 
     @property
     def is_above_high_watermark(self) -> bool:
-        return self.committed_bytes > self._high_bytes
+        """Objects that have departed are still readable, but their bytes can be had at any time."""
+        write_back = self._write_back
+        departed_bytes = write_back.in_flight_bytes + write_back.ready_bytes
+        return self.committed_bytes - departed_bytes > self._high_bytes
+
+    @property
+    def is_making_room(self) -> bool:
+        """Something is being written back, so that what is FULL now may find room soon."""
+        return self._write_back.in_flight_bytes > 0
 
     # ---- taking and giving back ------------------------------------------------------------------------
 
@@ -80,6 +93,7 @@ class Space:
     def discard(self, obj: StoredObject, *, evicted: bool = False) -> None:
         """Takes the object out of the catalogue; its bytes are freed now or with its last user."""
         self._catalog.remove(obj)
+        self._write_back.take_back(obj.key)
         if obj.pin == PinKind.SOFT:
             self._soft_pins.drop(obj.key)
             self._soft_policy.on_remove(obj.key, evicted=evicted)
@@ -98,6 +112,8 @@ class Space:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A reader wanted these, in the order of their prefix: the leaf shall go before the root."""
+        if len(self._write_back):
+            self._take_back(reversed(keys))
         self._policy.on_access(reversed(keys))
         if len(self._soft_policy):
             self._soft_policy.on_access(reversed(keys))
@@ -127,43 +143,101 @@ class Space:
     # ---- evicting --------------------------------------------------------------------------------------
 
     def evict_some(self, max_objects: int, free_bytes: int | None = None) -> tuple[int, int, bool]:
-        """Evicts up to `max_objects` until `free_bytes` are free (None: down to the low watermark).
+        """Evicts up to `max_objects` until `free_bytes` are free, or will be once they are written back.
+        None: so many that the rest is down to the low watermark; those in the cold tier stay readable then.
 
-        Returns (objects, bytes, whether the goal is reached or nothing evictable is left)."""
+        Returns (objects, bytes, whether nothing more can be done now)."""
         goal = self._low_bytes if free_bytes is None else max(self.capacity_bytes - free_bytes, 0)
+        write_back = self._write_back
         num_objects = size_bytes = 0
-        while self.committed_bytes > goal:
+        while True:
+            spared_bytes = write_back.in_flight_bytes + (write_back.ready_bytes if free_bytes is None else 0)
+            if self.committed_bytes - spared_bytes <= goal:
+                return num_objects, size_bytes, True
             if num_objects == max_objects:
                 return num_objects, size_bytes, False
-            victim = self._pick(set())
-            if victim is None:
-                break
+            victim = self._pick(set(), with_ready=free_bytes is not None)
+            fate = Fate.WAIT if victim is None else write_back.decide(victim)
+            if victim is None or fate is Fate.WAIT:
+                return num_objects, size_bytes, True
             num_objects += 1
             size_bytes += victim.size_bytes
-            self._evict(victim)
-        return num_objects, size_bytes, True
+            if fate is Fate.DEPARTED:
+                self._leave_order(victim)
+            elif fate is Fate.STORED and free_bytes is None:
+                self._leave_order(victim)
+                write_back.set_ready(victim)
+            else:
+                self._evict(victim)
+
+    def dram_only(self) -> list[StoredObject]:
+        """Sealed objects that nothing would be left of if the store stopped now."""
+        return [
+            obj for obj in self._catalog.by_key.values() if obj.is_sealed and not self._cold.find(obj.key)
+        ]
+
+    def save(self, obj: StoredObject) -> Fate:
+        """Writes it back wherever it is in the order of eviction."""
+        if obj.gone or obj.key in self._write_back:
+            return Fate.STORED
+        fate = self._write_back.decide(obj)
+        if fate is Fate.DEPARTED:
+            self._leave_order(obj)
+        return fate
+
+    def written(self, obj: StoredObject, status: Status) -> None:
+        """The write of a departed object ended: its bytes are in the cold tier (OK), or that did not take
+        it."""
+        is_ours = self._write_back.ended(obj)
+        self.release((obj,))
+        if is_ours and status is Status.OK:
+            self._write_back.set_ready(obj)
+        elif is_ours:
+            self._evict(obj)
+
+    def no_longer_cold(self, keys: Iterable[bytes]) -> None:
+        """The cold tier has lost these; what is left of them in DRAM is the only copy again."""
+        self._take_back(keys)
+
+    def _take_back(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            obj = self._write_back.take_back(key)
+            if obj is not None:
+                self._enter_policy(obj)
+
+    def _leave_order(self, obj: StoredObject) -> None:
+        (self._soft_policy if obj.pin else self._policy).on_remove(obj.key, evicted=True)
 
     def _evict_for(self, size_bytes: int) -> bool:
         """Evicts the least that brings room for such an object nearer: one object of the right class, or all
-        that share a slab with the coldest one, so that the slab can change its class."""
+        that share a slab with the coldest one, so that the slab can change its class. False: no room now."""
         missing = self.allocator.missing(size_bytes)
         slabs_tried: set[int] = set()
-        while len(slabs_tried) < _MAX_SLABS_TRIED:
+        for _ in range(_MAX_DEPARTURES):
             victim = self._pick(slabs_tried)
-            if victim is None:
+            if victim is None or len(slabs_tried) == _MAX_SLABS_TRIED:
                 return False
             if missing is None or self.allocator.holds(victim.extents, missing):
-                self._evict(victim)
+                leaving = {victim}
+            else:
+                leaving = set(self.allocator.neighbours(victim.extents))
+                if not all(self._may_go_with(victim, other) for other in leaving):
+                    slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
+                    continue
+            fates = {obj: self._write_back.decide(obj) for obj in leaving}
+            if Fate.DEPARTED not in fates.values() and Fate.WAIT not in fates.values():
+                for obj in leaving:
+                    self._evict(obj)
                 return True
-            neighbours: set[StoredObject] = set(self.allocator.neighbours(victim.extents))
-            if all(self._may_go_with(victim, other) for other in neighbours):
-                for other in neighbours:
-                    self._evict(other)
-                return True
-            slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
+            for obj, fate in fates.items():
+                if fate is Fate.DEPARTED:
+                    self._leave_order(obj)
+            if Fate.WAIT in fates.values():
+                return False
         return False
 
-    def _pick(self, slabs_tried: set[int]) -> StoredObject | None:
+    def _pick(self, slabs_tried: set[int], *, with_ready: bool = True) -> StoredObject | None:
+        """The next victim outside these slabs: of those that have departed, then in the order of eviction."""
         in_use: list[bytes] = []
         slab_bytes = self.allocator.slab_bytes
 
@@ -174,6 +248,9 @@ class Space:
                 return False
             return not slabs_tried or entry.extents[0] // slab_bytes not in slabs_tried
 
+        if with_ready and len(self._write_back) and (ready := self._write_back.first_ready(evictable)):
+            return ready
+        in_use.clear()
         for policy in (self._policy, self._soft_policy):
             victim = policy.victim(evictable)
             if in_use:
@@ -200,6 +277,7 @@ class Space:
             (self._soft_policy if obj.pin else self._policy).on_insert(obj)
 
     def _leave_policy(self, obj: StoredObject) -> None:
+        self._write_back.take_back(obj.key)
         (self._soft_policy if obj.pin else self._policy).on_remove(obj.key)
 
     def fragmentation(self) -> dict[str, float]:

@@ -17,8 +17,11 @@ from store_server.core.eviction import POLICIES
 from store_server.core.layers import Waiters
 from store_server.core.leases import Leases
 from store_server.core.objects import Session
+from store_server.core.promotion import Promotions
 from store_server.core.reads import Reads
+from store_server.core.room import RoomQueue
 from store_server.core.space import Space
+from store_server.core.tiering import ColdTier, NoColdTier
 from store_server.core.upkeep import Upkeep
 from store_server.core.writes import Writes
 
@@ -33,6 +36,8 @@ COUNTERS = (
     metrics.OBJECTS_ABANDONED_TOTAL,
     metrics.EVICTED_OBJECTS_TOTAL,
     metrics.EVICTED_BYTES_TOTAL,
+    metrics.PROMOTED_OBJECTS_TOTAL,
+    metrics.PROMOTED_BYTES_TOTAL,
     metrics.RESERVE_FULL_TOTAL,
     metrics.CORRUPT_TOTAL,
     metrics.LEASES_EXPIRED_TOTAL,
@@ -52,13 +57,19 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     default_lease_ms: int = 10_000
     max_lease_ms: int = 600_000
     max_payload_bytes: int = 1 << 30
+    room_timeout_ms: int = 5_000  # a writer waits so long for room that write-back to disk is making
+    promotion_timeout_ms: int = 5_000  # a reader that gave no wait_ms waits so long for what is on disk
 
 
 class Store:
     """Facade: `writes`, `reads` and `upkeep` carry out requests, `space` is told when bytes are no longer
-    used by a transport. Not thread-safe: one loop, one store."""
+    used by a transport. Not thread-safe: one loop, one store.
 
-    def __init__(self, limits: StoreLimits) -> None:
+    `cold` is the tier below DRAM; what it reports goes to `space.written`,
+    `space.no_longer_cold` and `promotions.loaded`."""
+
+    def __init__(self, limits: StoreLimits, cold: ColdTier | None = None) -> None:
+        cold = NoColdTier() if cold is None else cold
         self.limits = limits
         self.agenda = Agenda()
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
@@ -72,6 +83,7 @@ class Store:
             self.counters,
             limits.high_watermark,
             limits.low_watermark,
+            cold,
         )
         self.leases = Leases(self.agenda, self.space.release)
         self.writes = Writes(
@@ -81,7 +93,10 @@ class Store:
             self.agenda,
             self.counters,
             limits.reservation_timeout_ms / 1e3,
+            cold,
         )
+        self.room = RoomQueue(self.agenda, limits.room_timeout_ms / 1e3)
+        self.promotions = Promotions(cold, self.catalog, self.space, self.waiters, self.counters)
         self.reads = Reads(
             self.catalog,
             self.space,
@@ -91,8 +106,11 @@ class Store:
             limits.default_lease_ms,
             limits.max_lease_ms,
             limits.max_payload_bytes,
+            cold,
+            self.promotions,
+            limits.promotion_timeout_ms / 1e3,
         )
-        self.upkeep = Upkeep(self.catalog, self.space, self.writes)
+        self.upkeep = Upkeep(self.catalog, self.space, self.writes, self.promotions, cold)
         self._session_numbers = count(1)
 
     def open_session(self, client_name: str = "") -> Session:
@@ -103,6 +121,7 @@ class Store:
 
         If it had mapped the pool, call `writes.mapping_gone` when the mapping is provably gone as well."""
         self.waiters.close_session(session)
+        self.room.close_session(session)
         self.writes.close_session(session)
         self.leases.close_session(session)
 
@@ -112,12 +131,19 @@ class Store:
         self.counters[metrics.LEASES_EXPIRED_TOTAL] += self.leases.expire(now)
         self.waiters.expire(now)
         self.space.expire_pins(now)
+        self.room.expire(now)
         self.agenda.earliest = min(
             self.writes.next_deadline(),
             self.leases.next_deadline(),
             self.waiters.next_deadline(),
             self.space.next_deadline(),
+            self.room.next_deadline(),
         )
+
+    def retry_for_room(self) -> None:
+        """Call it when something was written back or given up: whoever waits for room may find it now."""
+        self.room.retry()
+        self.promotions.retry()
 
     def stats(self) -> dict[str, float]:
         """All gauges and counters of the core by name (kvcore/metrics.py)."""
@@ -131,6 +157,8 @@ class Store:
             metrics.LEASES: len(self.leases),
             metrics.QUARANTINED_BYTES: self.writes.quarantined_bytes,
             metrics.WAITERS: len(self.waiters),
+            metrics.WAITING_FOR_ROOM: len(self.room),
+            metrics.PROMOTIONS: len(self.promotions),
             **self.space.fragmentation(),
             **self.counters,
         }

@@ -13,27 +13,35 @@ from kvcore.wire.messages import (
     Unpin,
 )
 from store_server.core.catalog import Catalog
+from store_server.core.promotion import Promotions
 from store_server.core.space import Space
+from store_server.core.tiering import ColdTier
 from store_server.core.writes import Writes
 
 
 class Upkeep:
-    def __init__(self, catalog: Catalog, space: Space, writes: Writes) -> None:
+    def __init__(
+        self, catalog: Catalog, space: Space, writes: Writes, promotions: Promotions, cold: ColdTier
+    ) -> None:
         self._catalog = catalog
         self._space = space
         self._writes = writes
+        self._promotions = promotions
+        self._cold = cold
 
     def pin(self, request: Pin, now: float) -> StatusReply:
-        """Pinning again replaces the kind and the time to live."""
+        """Pinning again replaces the kind and the time to live. An object on disk is brought back to be
+        pinned in DRAM: PENDING when there is no room for it yet."""
         try:
             kind = PinKind(request.kind)
         except ValueError:
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"no such kind of pin: {request.kind}") from None
         statuses = bytearray(len(request.keys))
         for index, key in enumerate(request.keys):
+            is_coming = self._promotions.want(key)
             obj = self._catalog.by_key.get(key)
             if obj is None:
-                statuses[index] = Status.MISSING
+                statuses[index] = Status.PENDING if is_coming else Status.MISSING
             else:
                 self._space.pin(obj, kind, now + request.ttl_ms / 1e3)
         return StatusReply(request.id, bytes(statuses))
@@ -52,19 +60,28 @@ class Upkeep:
         """Without `force` an object that is pinned, leased or still being written stays. With it the name is
         gone at once, the bytes only when their last reader is done."""
         statuses = bytearray(len(request.keys))
+        cold_keys = []
         for index, key in enumerate(request.keys):
             obj = self._catalog.by_key.get(key)
-            if obj is None:
+            is_cold = self._cold.find(key) is not None
+            if obj is None and not is_cold:
                 statuses[index] = Status.MISSING
-            elif not request.force and (obj.pin or obj.leases):
+            elif obj is not None and not request.force and (obj.pin or obj.leases):
                 statuses[index] = Status.LEASED
+            elif obj is None or self._promotions.is_loading(key):
+                self._promotions.forget(key)
+                cold_keys.append(key)
             elif obj.is_sealed:
                 self._space.discard(obj)
+                # Not only if it is there: it may be on its way.
+                cold_keys.append(key)
             elif request.force:
                 self._writes.abandon(key)
             else:
                 statuses[index] = Status.PENDING
+        if cold_keys:
+            self._cold.remove(cold_keys)
         return StatusReply(request.id, bytes(statuses))
 
     def list_keys(self, request: ListKeys) -> ListKeysReply:
-        return self._catalog.list_keys(request)
+        return self._catalog.list_keys(request, self._cold)

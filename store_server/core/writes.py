@@ -27,6 +27,7 @@ from store_server.core.deadlines import NEVER, Agenda
 from store_server.core.layers import Waiters
 from store_server.core.objects import Reservation, Session, StoredObject
 from store_server.core.space import Space
+from store_server.core.tiering import ColdTier
 
 MAX_KEY_BYTES = 255
 
@@ -53,6 +54,7 @@ class Writes:
         agenda: Agenda,
         counters: dict[str, float],
         reservation_timeout_s: float,
+        cold: ColdTier,
     ) -> None:
         self._catalog = catalog
         self._space = space
@@ -60,6 +62,7 @@ class Writes:
         self._agenda = agenda
         self._counters = counters
         self._timeout_s = reservation_timeout_s
+        self._cold = cold
         # In the order of their last progress: all have the same timeout, so the first is always due first.
         self._reservations: OrderedDict[bytes, Reservation] = OrderedDict()
         self.quarantined_bytes = 0
@@ -70,7 +73,10 @@ class Writes:
 
     # ---- requests --------------------------------------------------------------------------------------
 
-    def reserve(self, session: Session, request: Reserve, now: float) -> ReserveReply:
+    def reserve(
+        self, session: Session, request: Reserve, now: float, *, may_wait: bool = False
+    ) -> ReserveReply | None:
+        """With `may_wait`, None and nothing done when there is no room yet but some is being made."""
         keys, sizes = request.keys, request.sizes_bytes
         if len(sizes) == 1:
             sizes = sizes * len(keys)
@@ -78,9 +84,13 @@ class Writes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, f"{len(sizes)} sizes for {len(keys)} keys (give one, or one a key)"
             )
+        reserved = self._reserve_all(
+            session, keys, sizes, request.num_layers, now, session.is_mapped, may_wait
+        )
+        if reserved is None:
+            return None
         grants = []
-        for key, size_bytes in zip(keys, sizes, strict=True):
-            status, obj = self._reserve(session, key, size_bytes, request.num_layers, now, session.is_mapped)
+        for (status, obj), size_bytes in zip(reserved, sizes, strict=True):
             if obj is None:
                 grants.append(Grant(status))
             else:
@@ -88,14 +98,19 @@ class Writes:
                 grants.append(Grant(status, extents, size_bytes, request.num_layers))
         return ReserveReply(request.id, grants)
 
-    def put_begin(self, session: Session, request: Put, now: float) -> Incoming:
-        """Reserves what the payload of a Put will fill."""
+    def put_begin(
+        self, session: Session, request: Put, now: float, *, may_wait: bool = False
+    ) -> Incoming | None:
+        """Reserves what the payload of a Put will fill. With `may_wait`, None as `reserve` answers it."""
         keys, sizes = request.keys, request.sizes_bytes
         if len(sizes) != len(keys):
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"{len(sizes)} sizes for {len(keys)} keys")
-        incoming = Incoming(request, _pack_checksums(request.checksums, len(keys)))
-        for index, (key, size_bytes) in enumerate(zip(keys, sizes, strict=True)):
-            status, obj = self._reserve(session, key, size_bytes, 1, now, False)
+        checksums = _pack_checksums(request.checksums, len(keys))
+        reserved = self._reserve_all(session, keys, sizes, 1, now, False, may_wait)
+        if reserved is None:
+            return None
+        incoming = Incoming(request, checksums)
+        for index, (status, obj) in enumerate(reserved):
             incoming.statuses[index] = status
             incoming.objects.append(obj)
             if obj is not None:
@@ -204,18 +219,44 @@ class Writes:
 
     # ---- inside ----------------------------------------------------------------------------------------
 
+    def _reserve_all(
+        self,
+        session: Session,
+        keys: list[bytes],
+        sizes_bytes: list[int],
+        num_layers: int,
+        now: float,
+        is_direct: bool,
+        may_wait: bool,
+    ) -> list[tuple[Status, StoredObject | None]] | None:
+        reserved: list[tuple[Status, StoredObject | None]] = []
+        for key, size_bytes in zip(keys, sizes_bytes, strict=True):
+            result = self._reserve(session, key, size_bytes, num_layers, now, is_direct)
+            if result[0] is Status.FULL and may_wait and self._space.is_making_room:
+                for _, obj in reserved:
+                    if obj is not None:
+                        del self._reservations[obj.key]
+                        self._space.discard(obj)
+                return None
+            reserved.append(result)
+        self._counters[metrics.RESERVE_FULL_TOTAL] += sum(
+            status in (Status.FULL, Status.TOO_LARGE) for status, _ in reserved
+        )
+        return reserved
+
     def _reserve(
         self, session: Session, key: bytes, size_bytes: int, num_layers: int, now: float, is_direct: bool
     ) -> tuple[Status, StoredObject | None]:
         existing = self._catalog.by_key.get(key)
+        if (existing is not None and existing.is_sealed) or self._cold.find(key) is not None:
+            return Status.EXISTS, None
         if existing is not None:
-            return (Status.EXISTS if existing.is_sealed else Status.PENDING), None
+            return Status.PENDING, None
         if size_bytes < 1 or num_layers < 1 or size_bytes % num_layers or not 0 < len(key) <= MAX_KEY_BYTES:
             return Status.INVALID, None
         obj = StoredObject(key, size_bytes, num_layers, ())
         status = self._space.allocate(obj)
         if status is not Status.OK:
-            self._counters[metrics.RESERVE_FULL_TOTAL] += 1
             return status, None
         self._catalog.add(obj)
         deadline = now + self._timeout_s

@@ -12,11 +12,10 @@ after a restart), disk (one path), index (where every key lies), tier (all paths
 """
 
 from store_server.ssd.config import DiskConfig, SsdConfig
-from store_server.ssd.tier import Acceptance, SsdTier
+from store_server.ssd.tier import SsdTier
 from store_server.ssd.types import Dropped, Loaded, ReadRequest, Removed, WriteRequest, Written
 
 __all__ = [
-    "Acceptance",
     "DiskConfig",
     "Dropped",
     "Loaded",

@@ -1,6 +1,5 @@
 """All SSD paths together: placement, the index, and the outcomes for the store's loop."""
 
-import enum
 import itertools
 import logging
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvcore.errors import ConfigError
 from kvcore.wire.messages import Status
+from store_server.core.tiering import Acceptance
 from store_server.ssd.config import SsdConfig
 from store_server.ssd.disk import Disk
 from store_server.ssd.disk_io import DiskIo
@@ -35,12 +35,6 @@ from store_server.ssd.types import (
 )
 
 log = logging.getLogger(__name__)
-
-
-class Acceptance(enum.Enum):
-    QUEUED = "queued"  # a Written outcome follows
-    BUSY = "busy"  # the queues are full: keep the object and ask again after the next poll
-    REFUSED = "refused"  # no disk takes it: too large, full, or failed
 
 
 class SsdTier:
@@ -110,6 +104,11 @@ class SsdTier:
         """Larger ones are REFUSED: an object lies in one segment, and a disk holds at least two."""
         return max((disk.capacity_bytes // 2 for disk in self._disks if not disk.failed), default=0)
 
+    @property
+    def metadata_bytes(self) -> int:
+        """Memory that the index takes."""
+        return self._index.memory_bytes()
+
     def stats(self) -> dict[str, float]:
         working = [disk for disk in self._disks if not disk.failed]
         return {
@@ -120,7 +119,7 @@ class SsdTier:
             "queued_bytes": sum(disk.queued_bytes for disk in working),
             "disks": len(working),
             "disks_failed": len(self._disks) - len(working),
-            "metadata_bytes": self._index.memory_bytes(),
+            "metadata_bytes": self.metadata_bytes,
             **{f"{name}_total": value for name, value in self.counters.items()},
         }
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from kvcore.wire.messages import Status
-from store_server.ssd import Acceptance, Removed, Written
+from store_server.core.tiering import Acceptance
+from store_server.ssd import Removed, Written
 from store_server.ssd.types import Outcome
 from tests.unit.store_server.ssd.harness import Driver, key_of, make_data
 

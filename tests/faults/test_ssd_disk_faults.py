@@ -11,7 +11,8 @@ import pytest
 
 from kvcore.errors import ConfigError
 from kvcore.wire.messages import Status
-from store_server.ssd import Acceptance, Written
+from store_server.core.tiering import Acceptance
+from store_server.ssd import Written
 from store_server.ssd.disk_io import DiskIo
 from tests.unit.store_server.ssd.harness import (
     SEGMENT_BYTES,
@@ -206,7 +207,7 @@ def test_the_file_size_limit_of_the_process_is_a_full_disk(tmp_path: Path) -> No
 import resource, sys
 from pathlib import Path
 from kvcore.wire.messages import Status
-from store_server.ssd import Acceptance
+from store_server.core.tiering import Acceptance
 from tests.unit.store_server.ssd.harness import Driver, key_of
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 with Driver(Path(sys.argv[1])) as driver:

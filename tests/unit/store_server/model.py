@@ -18,6 +18,7 @@ def key(number: int) -> bytes:
 def put(store: Store, session: Session, keys: list[bytes], size_bytes: int, now: float = 0.0) -> list[Status]:
     request = Put(1, keys, [size_bytes] * len(keys))
     incoming = store.writes.put_begin(session, request, now)
+    assert incoming is not None
     return [Status(code) for code in store.writes.received(session, incoming, (), now).statuses]
 
 
@@ -25,6 +26,7 @@ def reserve(
     store: Store, session: Session, keys: list[bytes], size_bytes: int, num_layers: int = 1, now: float = 0.0
 ) -> list[Status]:
     reply = store.writes.reserve(session, Reserve(1, keys, [size_bytes], num_layers), now)
+    assert reply is not None
     return [Status(grant.status) for grant in reply.grants]
 
 
@@ -94,6 +96,10 @@ def check_invariants(store: Store) -> None:
     assert allocator.used_bytes == sum(allocator.cost_bytes(obj.size_bytes) for obj in objects)
     policies = (store.space._policy, store.space._soft_policy)
     for obj in store.catalog.by_key.values():
-        ordered = [obj.key in policy for policy in policies]
+        ordered = [obj.key in order for order in (*policies, store.space._write_back)]
         assert sum(ordered) == (1 if obj.is_sealed and obj.pin != 2 else 0)
     assert sum(map(len, policies)) <= len(store.catalog.by_key)
+    write_back = store.space._write_back
+    assert write_back.in_flight_bytes == sum(obj.size_bytes for obj in write_back._in_flight.values())
+    assert write_back.ready_bytes == sum(obj.size_bytes for obj in write_back._ready.values())
+    assert all(store.catalog.by_key.get(obj.key) is obj for obj in write_back._ready.values())

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcore.wire.messages import Status
+from store_server.core.tiering import Acceptance
 from store_server.ssd import (
-    Acceptance,
     DiskConfig,
     Dropped,
     Loaded,

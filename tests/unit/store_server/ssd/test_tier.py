@@ -5,7 +5,8 @@ import xxhash
 
 from kvcore.errors import ConfigError
 from kvcore.wire.messages import Status
-from store_server.ssd import Acceptance, DiskConfig, ReadRequest, WriteRequest, Written
+from store_server.core.tiering import Acceptance
+from store_server.ssd import DiskConfig, ReadRequest, WriteRequest, Written
 from tests.unit.store_server.ssd.harness import (
     SEGMENT_BYTES,
     Driver,

@@ -1,0 +1,78 @@
+"""`storage_levels`: where KV blocks may live, as a list from fast to slow.
+
+[[storage_levels]]
+level = "cpu"
+capacity = "64gb"
+
+[[storage_levels]]
+level = "ssd"
+paths = ["/mnt/nvme0/mooncake", "/mnt/nvme1/mooncake"]    # one for each disk
+capacity = "1tb"                                          # of each path
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvcore.errors import ConfigError
+from kvcore.units import parse_size_bytes
+from store_server.ssd import DiskConfig, SsdConfig
+
+KNOWN_LEVELS = ("gpu", "cpu", "ssd")
+
+
+class StorageLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`capacity`: "64gb", or bytes; of the SSD it is that of each path. The gpu level is the engine's own and
+    may stand in the list for completeness."""
+
+    level: str
+    capacity: int | str = 0
+    paths: tuple[str, ...] = ()
+
+
+def cpu_capacity_bytes(levels: Sequence[StorageLevel]) -> int | None:
+    """None when the list has no cpu level. ConfigError for what makes no sense."""
+    _check(levels)
+    for level in levels:
+        if level.level == "cpu":
+            return _capacity_bytes(level)
+    return None
+
+
+def ssd_config(levels: Sequence[StorageLevel]) -> SsdConfig | None:
+    """None when the list has no ssd level. ConfigError for what makes no sense."""
+    _check(levels)
+    for level in levels:
+        if level.level == "ssd":
+            capacity_bytes = _capacity_bytes(level)
+            disks = tuple(DiskConfig(path=Path(path), capacity_bytes=capacity_bytes) for path in level.paths)
+            for disk in disks:
+                disk.effective_segment_bytes()
+            return SsdConfig(disks=disks)
+    return None
+
+
+def _check(levels: Sequence[StorageLevel]) -> None:
+    names = [level.level for level in levels]
+    for level in levels:
+        if level.level not in KNOWN_LEVELS:
+            raise ConfigError(
+                f"storage_levels: level {level.level!r} is not one of {', '.join(KNOWN_LEVELS)}"
+            )
+        if names.count(level.level) > 1:
+            raise ConfigError(f"storage_levels: level {level.level!r} is there more than once")
+        if bool(level.paths) != (level.level == "ssd"):
+            raise ConfigError(
+                f"storage_levels: `paths` belongs to the ssd level and to no other ({level.level})"
+            )
+    paths = [str(Path(path).resolve()) for level in levels for path in level.paths]
+    if len(set(paths)) != len(paths):
+        raise ConfigError("storage_levels: a path is there more than once")
+
+
+def _capacity_bytes(level: StorageLevel) -> int:
+    capacity_bytes = parse_size_bytes(level.capacity)
+    if capacity_bytes <= 0:
+        raise ConfigError(f'storage_levels: the {level.level} level needs a capacity, such as "64gb"')
+    return capacity_bytes
