@@ -68,9 +68,8 @@ class Pool:
         allocates_first = "[advise]" not in _read(_SHMEM_HUGE_PAGES)
         # None: only where somebody can watch it.
         quiet = True if self.size_bytes <= _POPULATE_STEP_BYTES else None
-        with tqdm(
-            total=self.size_bytes, unit="B", unit_scale=True, desc="taking memory", disable=quiet
-        ) as bar:
+        total = self.size_bytes
+        with tqdm(total=total, unit="B", unit_scale=True, desc="taking memory", disable=quiet) as bar:
             for offset in range(0, total, _POPULATE_STEP_BYTES):
                 step = min(_POPULATE_STEP_BYTES, total - offset)
                 if allocates_first:
