@@ -32,8 +32,8 @@ class Running(NamedTuple):
 def free_ports(count: int) -> list[int]:
     """TCP ports on 127.0.0.1 that are free now, all different.
 
-    From below the range the kernel takes the ports of outgoing connections from: a minute passes until the last
-    process of the demo listens, and by then an ephemeral port would often be taken.
+    From below the range of outgoing connections: a minute passes until the last process of the demo listens,
+    and by then an ephemeral port would often be taken.
     """
     found: list[int] = []
     with contextlib.ExitStack() as probes:
