@@ -12,6 +12,7 @@ from router.core.decision import Decision, Transfer
 from router.core.forecast import Forecast
 from router.core.instance_book import InstanceBook, LoadReport
 from router.core.length_history import LengthHistory
+from router.core.placement import Placement
 from router.core.prefix_index import PrefixIndex
 from router.core.settings import Settings
 from router.core.view import NO_WORKER, ClusterView, InstanceState, RequestView, Role
@@ -27,6 +28,7 @@ class _Request(msgspec.Struct):
     view: RequestView
     prefill_on: str  # "": done, or none
     decode_on: str
+    placement: Placement | None
 
 
 class ClusterBook:
@@ -100,13 +102,13 @@ class ClusterBook:
         prefiller = decision.prefill or decision.decode
         assert prefiller is not None and decision.decode is not None
         expected = self.history.expected_tokens(request.tenant, request.prompt_tokens, request.max_tokens)
-        done_at = now
+        done_at, placement = now, None
         choice = decision.prefill_choice
         if choice is not None and (member := self._members.get(prefiller.instance_id)) is not None:
             model_ms = choice.compute_ms / prefiller.prefill_scale
             done_at = member.book.prefill_sent(request.request_id, model_ms, now)
             if self._index is not None and member.book.worker != NO_WORKER:
-                self._index.place(member.book.worker, request.block_hashes, now)
+                placement = self._index.place(member.book.worker, request.block_hashes, now, done_at)
         if (member := self._members.get(decision.decode.instance_id)) is not None:
             kv_tokens = request.prompt_tokens + int(expected)
             tbt_ms = decision.tbt_ms / decision.decode.tbt_scale
@@ -115,7 +117,9 @@ class ClusterBook:
             request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
         )
         prefill_on = prefiller.instance_id if choice is not None else ""
-        self._requests[request.request_id] = _Request(request, prefill_on, decision.decode.instance_id)
+        self._requests[request.request_id] = _Request(
+            request, prefill_on, decision.decode.instance_id, placement
+        )
 
     def first_token(self, request_id: str, now: float) -> None:
         """The prefill is done and decoding has begun."""
@@ -166,7 +170,9 @@ class ClusterBook:
     def _end_prefill(self, request_id: str, request: _Request, now: float, completed: bool) -> None:
         if request.prefill_on and (member := self._members.get(request.prefill_on)) is not None:
             member.book.prefill_ended(request_id, now, completed)
-        request.prefill_on = ""
+        if self._index is not None and request.placement is not None:
+            self._index.placed(request.placement, now, completed)
+        request.prefill_on, request.placement = "", None
 
     def _add_worker(self, member_id: str, is_shared: bool) -> int:
         if self._index is None:

@@ -1,69 +1,121 @@
 """Placements expected but not yet reported: what keeps a burst of equal prompts together.
 
 Between sending a request and the engine's first KV event lies a whole prefill. Requests that come meanwhile
-must know where the prefix will be. Only some blocks of a chain are remembered (anchors), in two generations
-of which the older is thrown away every `ttl_s`: nothing to expire one by one. A prediction that was wrong
-(the request failed) is believed for at most two lifetimes.
+must know where the prefix will be. A chain is found by a few of its blocks (anchors, at depths 1, 2, 4, 8 and
+so on) and then compared block by block.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
-from router.core.levels import levels
+import msgspec
 
-ANCHOR_STRIDE_BLOCKS = 8
+
+class Placement(msgspec.Struct, eq=False):
+    """One request's prompt on its way to `worker`."""
+
+    worker: int
+    block_hashes: Sequence[int]
+    expires_at: float
 
 
 class PredictedPlacements:
-    """`ttl_s` should exceed queue and prefill time; memory is bounded by `max_anchors` per generation."""
+    """`ttl_s`: how long after its expected time a placement is believed without any event; `settled_ttl_s`:
+    how late events may be once the prefill is known to be done.
 
-    def __init__(self, ttl_s: float, max_anchors: int = 1 << 19) -> None:
+    Of several placements on one worker that share an anchor the latest is remembered, so what is found may be
+    too little, never too much. Memory is bounded by `max_placements`: those that expire first go first.
+    """
+
+    def __init__(self, ttl_s: float, settled_ttl_s: float = 1.0, max_placements: int = 1 << 16) -> None:
         self._ttl_s = ttl_s
-        self._max_anchors = max_anchors
-        self._rotated_at = 0.0
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        self._settled_ttl_s = settled_ttl_s
+        self._max_placements = max_placements
+        self._by_anchor: dict[int, dict[int, Placement]] = {}
+        self._expiries: list[tuple[float, int, Placement]] = []  # a heap; outdated entries are passed over
+        self._num_added = 0
 
-    @property
-    def num_anchors(self) -> int:
-        return len(self._young) + len(self._old)
+    def __len__(self) -> int:
+        """Placements kept, some of them outdated."""
+        return len(self._expiries)
 
-    def add(self, worker: int, block_hashes: Sequence[int], now: float) -> None:
-        self._rotate(now)
-        young, bit = self._young, 1 << worker
-        for depth in _anchors(len(block_hashes)):
-            block_hash = block_hashes[depth - 1]
-            young[block_hash] = young.get(block_hash, 0) | bit
+    def add(self, worker: int, block_hashes: Sequence[int], now: float, expected_at: float) -> Placement:
+        self._expire(now)
+        placement = Placement(worker, block_hashes, expected_at + self._ttl_s)
+        depth = 1
+        while depth <= len(block_hashes):
+            self._by_anchor.setdefault(block_hashes[depth - 1], {})[worker] = placement
+            depth *= 2
+        self._schedule_expiry(placement)
+        return placement
+
+    def settle(self, placement: Placement, now: float) -> None:
+        """The prefill is done: its events are due, and from then on they are the truth."""
+        self._expire(now)
+        placement.expires_at = now + self._settled_ttl_s
+        self._schedule_expiry(placement)
+
+    def withdraw(self, placement: Placement) -> None:
+        """It will not come about, or no longer counts."""
+        depth = 1
+        while depth <= len(placement.block_hashes):
+            anchor = placement.block_hashes[depth - 1]
+            found = self._by_anchor.get(anchor)
+            if found is not None and found.get(placement.worker) is placement:
+                del found[placement.worker]
+                if not found:
+                    del self._by_anchor[anchor]
+            depth *= 2
 
     def forget(self, worker: int) -> None:
-        for generation in (self._young, self._old):
-            for block_hash, workers in generation.items():
-                generation[block_hash] = workers & ~(1 << worker)
+        for _, _, placement in self._expiries:
+            if placement.worker == worker:
+                self.withdraw(placement)
 
     def levels(self, block_hashes: Sequence[int], now: float) -> list[tuple[int, int]]:
-        """(depth in blocks, bitmask of workers whose deepest anchor that is), deepest first."""
-        self._rotate(now)
-        if not self._young and not self._old:
+        """(depth in blocks, bitmask of workers expected to hold so many), deepest first."""
+        self._expire(now)
+        if not self._by_anchor or not block_hashes:
             return []
-        young, old = self._young.get, self._old.get
-        anchors = _anchors(len(block_hashes))
+        depth_of: dict[int, int] = {}
+        anchor_depth = 1
+        while anchor_depth <= len(block_hashes):
+            found = self._by_anchor.get(block_hashes[anchor_depth - 1])
+            if found is None:
+                break
+            for worker, placement in found.items():
+                depth_of[worker] = _shared_blocks(placement.block_hashes, block_hashes, anchor_depth)
+            anchor_depth *= 2
+        workers_at: dict[int, int] = {}
+        for worker, depth in depth_of.items():
+            workers_at[depth] = workers_at.get(depth, 0) | 1 << worker
+        return sorted(workers_at.items(), reverse=True)
 
-        def workers_at(index: int) -> int:
-            block_hash = block_hashes[anchors[index] - 1]
-            return young(block_hash, 0) | old(block_hash, 0)
+    def _schedule_expiry(self, placement: Placement) -> None:
+        self._num_added += 1
+        heapq.heappush(self._expiries, (placement.expires_at, self._num_added, placement))
+        if len(self._expiries) > self._max_placements:
+            self._drop_first()
 
-        return [(anchors[index - 1], workers) for index, workers in levels(workers_at, len(anchors))]
+    def _expire(self, now: float) -> None:
+        while self._expiries and self._expiries[0][0] <= now:
+            self._drop_first()
 
-    def _rotate(self, now: float) -> None:
-        age_s = now - self._rotated_at
-        if age_s >= self._ttl_s or len(self._young) >= self._max_anchors:
-            self._old = self._young if age_s < 2 * self._ttl_s else {}
-            self._young = {}
-            self._rotated_at = now
+    def _drop_first(self) -> None:
+        expires_at, _, placement = heapq.heappop(self._expiries)
+        if expires_at == placement.expires_at:
+            self.withdraw(placement)
 
 
-def _anchors(num_blocks: int) -> Sequence[int]:
-    """Depths remembered: 1, 2, 4, then every eighth. A short shared prefix is found, a long one roughly."""
-    short = (1, 2, 4)[: min(num_blocks.bit_length(), 3)]
-    return (*short, *range(ANCHOR_STRIDE_BLOCKS, num_blocks + 1, ANCHOR_STRIDE_BLOCKS))
+def _shared_blocks(one: Sequence[int], other: Sequence[int], at_least: int) -> int:
+    """Leading blocks two chains share, given that they share `at_least`. Equal hashes mean equal prefixes."""
+    low, high = at_least, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -15,7 +15,7 @@ import msgspec
 from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
 from router.core.block_hash import TOKEN_BYTES, root_seed
 from router.core.block_table import BlockTable
-from router.core.placement import PredictedPlacements
+from router.core.placement import Placement, PredictedPlacements
 from router.core.view import NO_WORKER, InstanceState
 
 # Hybrid models publish one event per KV cache group. Only full attention has the prefix property.
@@ -110,6 +110,7 @@ class PrefixIndex:
         self.worker_ids: dict[int, str] = {}
         self._shared: list[bool] = []
         self._group: list[int | None] = []
+        self._has_published: list[bool] = []
         self._slots: list[int] = []  # _SLOTS for each worker, as bitmasks; 0: none yet
         self._owner: list[int] = []  # by slot number
         self._of_medium = [0] * _MEDIA  # live slots
@@ -138,8 +139,10 @@ class PrefixIndex:
         if worker == len(self._shared):
             self._shared.append(shared)
             self._group.append(None)
+            self._has_published.append(False)
             self._slots.extend([0] * _SLOTS)
         self._shared[worker] = shared
+        self._has_published[worker] = False
         self.worker_ids[worker] = worker_id
         return worker
 
@@ -183,6 +186,7 @@ class PrefixIndex:
 
     def apply(self, worker: int, events: Sequence[Event]) -> None:
         """In the order they were published. What cannot be used is counted in `stats`, never raised."""
+        self._has_published[worker] = True
         for event in events:
             self.stats.events += 1
             if type(event) is BlockStored:
@@ -263,9 +267,19 @@ class PrefixIndex:
 
     # ---- lookups --------------------------------------------------------------------------------------
 
-    def place(self, worker: int, block_hashes: Sequence[int], now: float) -> None:
-        """A request with these blocks was sent to `worker`: it will hold them before its events say so."""
-        self._placements.add(worker, block_hashes, now)
+    def place(
+        self, worker: int, block_hashes: Sequence[int], now: float, expected_at: float | None = None
+    ) -> Placement:
+        """A request with these blocks was sent to `worker`, its prefill expected to be done at `expected_at`:
+        the worker will hold them before its events say so."""
+        return self._placements.add(worker, block_hashes, now, now if expected_at is None else expected_at)
+
+    def placed(self, placement: Placement, now: float, succeeded: bool) -> None:
+        """Its prefill is over. A worker that publishes no events is believed until the placement expires."""
+        if not succeeded:
+            self._placements.withdraw(placement)
+        elif self._has_published[placement.worker]:
+            self._placements.settle(placement, now)
 
     def match(self, block_hashes: Sequence[int], now: float) -> IndexMatch:
         levels = self.table.levels(block_hashes)

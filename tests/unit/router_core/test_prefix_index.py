@@ -222,12 +222,28 @@ def test_a_removed_workers_number_is_given_away_clean(index: PrefixIndex) -> Non
 def test_predicted_placement_counts_until_events_come(index: PrefixIndex) -> None:
     a, b = index.add_worker("a"), index.add_worker("b")
     index.place(a, OWN, 0.0)
-    assert local(index, a) == 4  # the deepest anchor
-    assert by_medium(index, a) == (4, 0, 0, 0)
-    index.apply(a, [stored(PROMPT)])
     assert (local(index, a), local(index, b)) == (6, 0)
+    assert by_medium(index, a) == (6, 0, 0, 0)
+    assert index.match(OWN, 0.0).best_blocks == 0  # nothing to fetch yet
     index.clear_worker(a)
     assert local(index, a) == 0
+
+
+def test_after_the_prefill_events_are_the_truth() -> None:
+    index = PrefixIndex(BLOCK, predicted_ttl_s=60.0)
+    a, silent = index.add_worker("a"), index.add_worker("silent")
+    index.apply(a, [stored(PROMPT)])
+    placements = [index.place(worker, OWN, 0.0, expected_at=1.0) for worker in (a, silent)]
+    failed = index.place(silent, block_hashes([7] * 8, BLOCK), 0.0, expected_at=1.0)
+    index.apply(a, [BlockRemoved(engine_hashes(PROMPT)[2:])])
+    for placement in placements:
+        index.placed(placement, 1.0, succeeded=True)
+    index.placed(failed, 1.0, succeeded=False)
+    instances = (InstanceState("a", a), InstanceState("silent", silent))
+    assert index.match(OWN, 1.5).local_blocks_of(instances) == [6, 6]
+    # The engine that publishes has the last word; of the silent one we know nothing better.
+    assert index.match(OWN, 2.5).local_blocks_of(instances) == [2, 6]
+    assert index.match(block_hashes([7] * 8, BLOCK), 1.5).local_blocks_of(instances) == [0, 0]
 
 
 def test_the_cap_is_never_passed() -> None:
