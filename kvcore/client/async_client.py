@@ -15,7 +15,7 @@ from kvcore.client.address import Address, parse_address, tune_socket
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
 from kvcore.client.silence import Silence
-from kvcore.client.sync_client import DEFAULT_TIMEOUT_MS, key_runs, named
+from kvcore.client.sync_client import DEFAULT_TIMEOUT_MS, key_runs, named, named_all
 from kvcore.errors import RemoteProtocolError, RequestRefused, StoreUnavailable
 from kvcore.layout import as_views, total_bytes
 from kvcore.transport.base import Buffer
@@ -212,7 +212,7 @@ class AsyncStoreClient:
     async def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
         found: list[bool] = []
         max_keys = self._connection.session.max_keys if self._connection else len(keys) or 1
-        for run in key_runs([named(key) for key in keys], max_keys):
+        for run in key_runs(named_all(keys), max_keys):
             outcome, _ = await self._ask(m.Exists, (run,))
             found += [status is Status.OK for status in statuses_of(outcome, len(run))]
         return found

@@ -20,6 +20,7 @@ from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check
 from kvcore.transport.channel import Outcome
 from kvcore.transport.choose import Plane, check_planes
 from kvcore.transport.parts import (
+    OK_CODE,
     Observer,
     Reservation,
     Sink,
@@ -258,7 +259,7 @@ class StoreClient:
         link = self._keeper.current()
         if link is None:
             return self._unavailable(self._counters.written, len(keys))
-        return link.plane.submit_put([named(key) for key in keys], values).wait()
+        return link.plane.submit_put(named_all(keys), values).wait()
 
     def get(self, key: str | bytes) -> bytes | None:
         # Taken here: the sink is called by whichever thread receives, the arena is this one's.
@@ -292,15 +293,23 @@ class StoreClient:
             return split_views(views, [size_bytes])[0]
 
         statuses = self._fetch(keys, room_bytes, sink)
-        return [
-            size if status is Status.OK else -1 for size, status in zip(sizes_bytes, statuses, strict=True)
-        ]
+        ok = Status.OK
+        return [size if status is ok else -1 for size, status in zip(sizes_bytes, statuses, strict=True)]
 
     def exists(self, key: str | bytes) -> bool:
         return self.batch_exists([key])[0]
 
     def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
-        return [status is Status.OK for status in self._ask_statuses(m.Exists, keys)]
+        link = self._keeper.current()
+        max_keys = link.connection.max_keys if link else len(keys) or 1
+        found: list[bool] = []
+        for run in key_runs(named_all(keys), max_keys):
+            outcome = self._ask(m.Exists, run)
+            if isinstance(outcome, m.StatusReply) and len(outcome.statuses) == len(run):
+                found += [code == OK_CODE for code in outcome.statuses]
+            else:
+                found += [False] * len(run)
+        return found
 
     def remove(self, key: str | bytes, *, force: bool = False) -> Status:
         return self._ask_statuses(m.Remove, [key], force)[0]
@@ -338,7 +347,7 @@ class StoreClient:
         link = self._keeper.current()
         if link is None:
             return self._unavailable(self._counters.read, len(keys))
-        return link.plane.submit_read([named(key) for key in keys], sizes_bytes, sink).wait()
+        return link.plane.submit_read(named_all(keys), sizes_bytes, sink).wait()
 
     def _unavailable(self, observe: Observer, num_keys: int) -> list[Status]:
         statuses = [Status.UNAVAILABLE] * num_keys
@@ -361,7 +370,7 @@ class StoreClient:
         link = self._keeper.current()
         max_keys = link.connection.max_keys if link else len(keys) or 1
         statuses: list[Status] = []
-        for run in key_runs([named(key) for key in keys], max_keys):
+        for run in key_runs(named_all(keys), max_keys):
             statuses += statuses_of(self._ask(kind, run, *fields), len(run))
         return statuses
 
@@ -379,6 +388,13 @@ def named(key: str | bytes) -> bytes:
     if isinstance(key, bytes) and len(key) == BLOCK_KEY_BYTES:
         return key
     return object_key(key)
+
+
+def named_all(keys: Sequence[str | bytes]) -> list[bytes]:
+    """`named` for many, without a call for each key that is one already."""
+    return [
+        key if isinstance(key, bytes) and len(key) == BLOCK_KEY_BYTES else object_key(key) for key in keys
+    ]
 
 
 def key_runs(keys: list[bytes], max_keys: int) -> Iterator[list[bytes]]:

@@ -11,6 +11,7 @@ from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import is_corrupt, layer_checksums
 from kvcore.transport.parts import (
+    OK_CODE,
     CommitPart,
     Observer,
     Part,
@@ -64,9 +65,10 @@ class ReadPart:
         ):
             raise RemoteProtocolError(f"a ReadReply that does not fit its request of {len(self._keys)} keys")
         targets: list[memoryview] = []
+        sink, placed = self._sink, self._placed
         for index, code, size_bytes in zip(self.indices, reply.statuses, sizes_bytes, strict=True):
-            views = self._sink(index, size_bytes) if code == Status.OK else None
-            self._placed.append(views)
+            views = sink(index, size_bytes) if code == OK_CODE else None
+            placed.append(views)
             targets += views if views is not None else _drop(size_bytes)
         return targets
 
@@ -76,8 +78,9 @@ class ReadPart:
         statuses = [status_of(code) for code in outcome.statuses]
         corrupt: list[bytes] = []
         position = 0
+        ok = Status.OK
         for index, views in enumerate(self._placed):
-            if statuses[index] is not Status.OK:
+            if statuses[index] is not ok:
                 continue
             count = outcome.num_layers[index] if outcome.num_layers else self._num_layers
             expected = outcome.checksums[position : position + count]
