@@ -48,8 +48,9 @@ class Scheduler:
                     request, Choice(decode.instance, "no_prefill_instance"), view, now
                 )
         if prefill.instance is None or decode.instance is None:
-            pool = "mixed or decode" if not view.decode else "allowed"
-            reject = Rejection(RejectReason.NO_INSTANCE, detail=f"no {pool} instance is available")
+            tried = bool(view.decode or view.mixed)
+            detail = "every instance was tried" if tried else "no mixed or decode instance is available"
+            reject = Rejection(RejectReason.NO_INSTANCE, detail=detail)
             return Decision(reject=reject, prefill_choice=prefill, decode_choice=decode)
         is_split = prefill.instance is not decode.instance
         reject_reason = self._admission.at_arrival(request, prefill, decode, view, now)

@@ -66,7 +66,8 @@ def test_excluded_instances_are_not_chosen() -> None:
     assert scheduler().choose_decode(tried, view, 0.0).instance is D[1]
     assert scheduler().choose_prefill(tried, view, 0.0).instance is P[1]
     all_tried = RequestView("r", excluded=frozenset({"p0", "p1", "d0", "d1"}))
-    assert scheduler().schedule(all_tried, view, 0.0).reject is not None
+    rejection = scheduler().schedule(all_tried, view, 0.0).reject
+    assert rejection is not None and rejection.detail == "every instance was tried"
 
 
 def test_a_rejected_request_still_tells_where_it_would_have_gone() -> None:
