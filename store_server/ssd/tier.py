@@ -51,9 +51,8 @@ class SsdTier:
         self._notified = threading.Event()
         self._sequence = itertools.count(1)
         self._index = Index()
-        self._writing: dict[bytes, WriteRequest] = {}
+        self._writing: dict[bytes, Disk] = {}
         self._cancelled: set[bytes] = set()
-        self._removed: list[bytes] = []
         self.counters = dict.fromkeys(
             ("written_objects", "written_bytes", "read_objects", "read_bytes", "corrupt", "reclaimed"), 0
         )
@@ -142,7 +141,7 @@ class SsdTier:
         for disk in sorted(fits, key=lambda disk: disk.written_bytes / disk.capacity_bytes):
             if disk.writer.offer(request, over_limit):
                 disk.written_bytes += request.size_bytes
-                self._writing[request.key] = request
+                self._writing[request.key] = disk
                 return Acceptance.QUEUED
         return Acceptance.BUSY if fits else Acceptance.REFUSED
 
@@ -162,7 +161,10 @@ class SsdTier:
         by_disk: dict[int, list[bytes]] = {}
         for key in keys:
             if key in self._writing:
+                # The removal follows the write through the queue of its disk, so a stop right now cannot lose
+                # it.
                 self._cancelled.add(key)
+                by_disk.setdefault(self._writing[key].number, []).append(key)
             location = self._index.remove(key)
             if location is not None:
                 by_disk.setdefault(location.disk, []).append(key)
@@ -234,7 +236,6 @@ class SsdTier:
             del self._writing[write.key]
             if write.key in self._cancelled:
                 self._cancelled.remove(write.key)
-                self._disks[event.disk].writer.remove([write.key])
                 outcomes.append(Written(write, Status.ABANDONED))
                 continue
             location = Location(

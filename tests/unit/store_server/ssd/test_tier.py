@@ -111,6 +111,15 @@ def test_removing_what_is_being_written_wins(tmp_path: Path) -> None:
         assert driver.get(b"k") == b"y" * 9000
 
 
+def test_a_removal_during_the_write_survives_a_stop_right_after(tmp_path: Path) -> None:
+    with Driver(tmp_path) as driver:
+        for number in range(20):
+            assert driver.begin_put(key_of(number), make_data(number, 90_000)) is Acceptance.QUEUED
+        driver.tier.remove([key_of(number) for number in range(0, 20, 2)])
+    with Driver(tmp_path) as driver:
+        assert set(driver.tier) == {key_of(number) for number in range(1, 20, 2)}
+
+
 def test_the_byte_cap_holds_and_the_oldest_goes_first(tmp_path: Path) -> None:
     with Driver(tmp_path, capacity_bytes=4 * SEGMENT_BYTES) as driver:
         for number in range(100):
