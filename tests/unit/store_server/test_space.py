@@ -77,14 +77,29 @@ def test_changing_the_size_evicts_neighbours_and_not_the_whole_pool() -> None:
     assert keys[-1] in store.catalog.by_key
 
 
-def test_a_slab_with_a_protected_object_is_passed_over() -> None:
+@pytest.mark.parametrize("protection", ["lease", "hard pin", "soft pin"])
+def test_a_slab_with_a_protected_object_is_passed_over(protection: str) -> None:
     store = new_store(512 * KIB, slab_bytes=64 * KIB)
     session = store.open_session()
     keys = fill(store, 16 * KIB)
-    acquire(store, session, keys[:1])
+    if protection == "lease":
+        acquire(store, session, keys[:1])
+    else:
+        # By another than the coldest of the slab, which is picked before its neighbours are looked at.
+        pin(store, keys[1:2], PinKind.HARD if protection == "hard pin" else PinKind.SOFT)
     assert put(store, session, [key(5000)], 64 * KIB) == [Status.OK]
-    assert keys[0] in store.catalog.by_key
+    assert keys[0] in store.catalog.by_key or protection != "lease"
+    assert keys[1] in store.catalog.by_key or protection == "lease"
     check_invariants(store)
+
+
+def test_a_hard_pin_stays_also_when_its_soft_neighbours_have_to_go() -> None:
+    store = new_store(512 * KIB, slab_bytes=64 * KIB)
+    keys = fill(store, 16 * KIB)
+    pin(store, keys, PinKind.SOFT)
+    pin(store, keys[1::4], PinKind.HARD)
+    assert put(store, store.open_session(), [key(5000)], 64 * KIB) in ([Status.OK], [Status.FULL])
+    assert all(hard in store.catalog.by_key for hard in keys[1::4])
 
 
 def test_leased_and_pending_objects_make_a_full_pool_full() -> None:

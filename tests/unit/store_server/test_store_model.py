@@ -4,7 +4,7 @@ two owners and nothing is leaked. (What eviction may take away the model learns 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from kvcore import metrics
 from kvcore.wire.messages import Exists, PinKind, Status, Write
@@ -33,6 +33,7 @@ class NaiveObject:
         self.num_layers = num_layers
         self.layers_ready = 0
         self.owner = owner
+        self.is_pinned_hard = False
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -44,6 +45,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.model: dict[bytes, NaiveObject] = {}
         self.open: list[Session] = []
+        self.closed: list[Session] = []
         self.incoming: list[tuple[Session, Incoming]] = []
 
     @initialize(target=sessions)
@@ -61,6 +63,7 @@ class StoreMachine(RuleBasedStateMachine):
         for gone in [name for name in self.model if name not in self.store.catalog.by_key]:
             obj = self.model.pop(gone)
             assert obj.layers_ready == obj.num_layers, "only sealed objects may be evicted"
+            assert not obj.is_pinned_hard
 
     def expected(self, name: bytes) -> Status:
         obj = self.model.get(name)
@@ -70,8 +73,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, keys=KEY_LISTS, size=st.sampled_from([100, 4 * KIB, 20 * KIB, 50 * KIB]))
     def put(self, session: Session, keys: list[bytes], size: int) -> None:
-        if session not in self.open:
-            return
         for name in keys:
             (status,) = put(self.store, session, [name], size, self.now)
             self.forget_evicted()
@@ -80,38 +81,46 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model[name] = NaiveObject(1, None)
                 self.model[name].layers_ready = 1
 
-    @rule(session=sessions, name=KEYS, num_layers=st.integers(1, 4))
+    @rule(session=sessions, name=KEYS, num_layers=st.integers(2, 6))
     def reserve(self, session: Session, name: bytes, num_layers: int) -> None:
-        if session not in self.open:
-            return
-        (status,) = reserve(self.store, session, [name], 12 * KIB * num_layers, num_layers, self.now)
+        (status,) = reserve(self.store, session, [name], 6 * KIB * num_layers, num_layers, self.now)
         self.forget_evicted()
         assert status in (self.expected(name), Status.FULL)
         if status is Status.OK:
             self.model[name] = NaiveObject(num_layers, session)
 
     @rule(session=sessions, name=KEYS, begin=st.integers(0, 4), count=st.integers(1, 2))
-    def commit(self, session: Session, name: bytes, begin: int, count: int) -> None:
-        if session not in self.open:
-            return
-        (status,) = commit(self.store, session, [name], begin, begin + count, self.now)
+    def commit_anything(self, session: Session, name: bytes, begin: int, count: int) -> None:
+        self.commit(session, name, begin, begin + count)
+
+    @rule(choice=st.integers(0, 7), gap=st.sampled_from([0, 0, 0, 1, -1]), count=st.integers(1, 3))
+    def commit_what_is_reserved(self, choice: int, gap: int, count: int) -> None:
+        reserved = [name for name, obj in sorted(self.model.items()) if obj.owner is not None]
+        if reserved:
+            name = reserved[choice % len(reserved)]
+            begin = max(self.model[name].layers_ready + gap, 0)
+            self.commit(self.model[name].owner, name, begin, begin + count)
+
+    def commit(self, session: Session | None, name: bytes, begin: int, end: int) -> None:
+        assert session is not None
+        (status,) = commit(self.store, session, [name], begin, end, self.now)
         obj = self.model.get(name)
         if obj is None:
             assert status is Status.ABANDONED
-        elif obj.owner is not session or obj.layers_ready != begin or begin + count > obj.num_layers:
+        elif obj.owner is not session or obj.layers_ready != begin or end > obj.num_layers:
             assert status is Status.INVALID
         else:
             assert status is Status.OK
-            obj.layers_ready = begin + count
+            obj.layers_ready = end
             if obj.layers_ready == obj.num_layers:
                 obj.owner = None
 
     @rule(session=sessions, name=KEYS)
     def begin_write(self, session: Session, name: bytes) -> None:
         obj = self.model.get(name)
-        if session in self.open and obj is not None and obj.owner is session:
+        if obj is not None and obj.owner is session:
             request = Write(1, [name], obj.layers_ready, obj.layers_ready + 1)
-            self.incoming.append((session, self.store.writes.write_begin(session, request, 12 * KIB)))
+            self.incoming.append((session, self.store.writes.write_begin(session, request, 6 * KIB)))
 
     @rule()
     def break_off_a_write(self) -> None:
@@ -121,8 +130,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, name=KEYS)
     def abort(self, session: Session, name: bytes) -> None:
-        if session not in self.open:
-            return
         (status,) = abort(self.store, session, [name])
         obj = self.model.get(name)
         if obj is not None and obj.owner is session:
@@ -144,12 +151,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, keys=KEY_LISTS)
     def acquire(self, session: Session, keys: list[bytes]) -> None:
-        if session in self.open:
-            acquire(self.store, session, keys, self.now)
+        acquire(self.store, session, keys, self.now)
 
     @rule(name=KEYS, kind=st.sampled_from([0, 1, 2]))
     def pin(self, name: bytes, kind: int) -> None:
         obj = self.store.catalog.by_key.get(name)
+        if obj is not None:
+            self.model[name].is_pinned_hard = kind == PinKind.HARD
         if obj is not None and kind:
             self.store.space.pin(obj, PinKind(kind), self.now + 2)
         elif obj is not None:
@@ -179,15 +187,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.model[name].owner is not None, "only a reservation ends by time"
             del self.model[name]
 
-    @rule(session=sessions)
+    @rule(session=consumes(sessions))
     def close_session(self, session: Session) -> None:
-        if session in self.open:
-            self.open.remove(session)
-            self.store.close_session(session)
-            self.model = {name: obj for name, obj in self.model.items() if obj.owner is not session}
+        self.open.remove(session)
+        self.closed.append(session)
+        self.store.close_session(session)
+        self.model = {name: obj for name, obj in self.model.items() if obj.owner is not session}
+
+    @rule()
+    def mapping_of_a_closed_session_ends(self) -> None:
+        if self.closed:
+            self.unmap(self.closed.pop())
 
     @rule(session=sessions)
     def mapping_ends(self, session: Session) -> None:
+        self.unmap(session)
+
+    def unmap(self, session: Session) -> None:
         session.is_mapped = False
         self.store.writes.mapping_gone(session)
 
@@ -207,16 +223,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.writes.interrupted(session, incoming)
         for session in self.open:
             self.store.close_session(session)
-            self.store.writes.mapping_gone(session)
+        for session in self.open + self.closed:
+            self.unmap(session)
         for name in list(self.store.catalog.by_key):
             assert remove(self.store, [name], force=True) == [Status.OK]
-        # Sessions that were closed before are still mapped until somebody says otherwise.
-        assert self.store.space.allocator.requested_bytes == self.store.stats()[metrics.QUARANTINED_BYTES]
+        assert self.store.space.allocator.requested_bytes == 0
+        assert self.store.stats()[metrics.QUARANTINED_BYTES] == 0
         assert self.store.stats()[metrics.LEASES] == self.store.stats()[metrics.OBJECTS] == 0
         assert self.store.catalog.metadata_bytes == 0
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestStoreAgainstADict = StoreMachine.TestCase
 
 
