@@ -1,7 +1,10 @@
+import re
 import resource
+from pathlib import Path
 
 import pytest
 
+from kvcore.config import load_config
 from kvcore.errors import ConfigError
 from store_server.cli import main, make_parser
 from store_server.config import StoreConfig
@@ -9,6 +12,7 @@ from store_server.file_limit import affordable_connections
 from store_server.pool import available_bytes
 
 GIB = 1 << 30
+EXAMPLE = Path(__file__).parents[3] / "configs" / "store.toml"
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,24 @@ def test_clients_are_limited_by_open_files(
     limits[:] = [60, 60]
     with pytest.raises(ConfigError, match="leaves none"):
         affordable_connections(10)
+
+
+def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> None:
+    example = EXAMPLE.read_text()
+    load_config(StoreConfig, file=EXAMPLE).check()
+    settings = "\n".join(re.findall(r"^#?([a-z_]+ = .*)$", example.split("#[[")[0], re.M))
+    settings += "\n".join(["", *re.findall(r"^#([a-z_]+ = .*)$", example.split('"1tb"')[1], re.M)])
+    everything = tmp_path / "store.toml"
+    everything.write_text(settings.replace('"4gb"', '"1gb"'))
+    assert load_config(StoreConfig, file=everything) == StoreConfig()
+    for name in StoreConfig.__struct_fields__:
+        assert re.search(rf"^{name} = ", settings, re.M), f"configs/store.toml does not mention {name}"
+
+
+def test_the_example_of_an_ssd_works(tmp_path: Path) -> None:
+    example = EXAMPLE.read_text()
+    table = re.search(r"^#\[\[storage_levels\]\]\n(#.*\n)+", example, re.M)
+    assert table is not None
+    file = tmp_path / "store.toml"
+    file.write_text(table[0].replace("#", ""))
+    load_config(StoreConfig, file=file).check()
