@@ -20,8 +20,8 @@ from demo_lib.processes import DemoError, Processes
 
 ENGINE_START_TIMEOUT_S = 600.0  # three engines on a loaded two-core machine took three minutes
 START_TIMEOUT_S = 60.0
-# In bfloat16 a prompt computed in two parts rounds differently from one computed whole, so a near tie may give
-# another token, with vLLM's own prefix cache as with ours. float32 keeps the comparison exact.
+# In bfloat16 a prompt computed in two parts rounds differently from one computed whole, so a near tie may
+# give another token, with vLLM's own prefix cache as with ours. float32 keeps the comparison exact.
 DTYPE = "float32"
 MODELS = ("smollm2", "tiny")
 # A file or a pipe has no width of its own; the table needs this much.
