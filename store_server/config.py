@@ -48,6 +48,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 30_000
     default_lease_ms: Annotated[int, _help("lease of a reader that asks for none in particular")] = 10_000
     max_lease_ms: Annotated[int, _help("longest lease")] = 600_000
+    hello_timeout_ms: Annotated[int, _help("a client that does not say who it is for so long is cut off")] = (
+        10_000
+    )
     send_timeout_ms: Annotated[int, _help("a reader that takes no byte for so long is disconnected")] = 60_000
     room_timeout_ms: Annotated[int, _help("a writer waits so long for room that write-back to SSD makes")] = (
         5_000
@@ -57,7 +60,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     verify_on_write: Annotated[bool, _help("check the checksums of what arrives over tcp")] = False
 
     max_connections: Annotated[int, _help("clients at once")] = 4096
-    max_keys: Annotated[int, _help("keys in one message")] = 65_536
+    max_keys: Annotated[int, _help("keys in one message")] = 16_384
     max_body_bytes: Annotated[int, _help("size of one message without payload")] = DEFAULT_MAX_BODY_BYTES
     max_payload_bytes: Annotated[int, _help("payload of one message")] = DEFAULT_MAX_PAYLOAD_BYTES
     max_unsent_bytes: Annotated[int, _help("unsent answers of a client before its requests have to wait")] = (
@@ -93,6 +96,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "reservation_timeout_ms",
             "default_lease_ms",
             "max_lease_ms",
+            "hello_timeout_ms",
             "send_timeout_ms",
             "room_timeout_ms",
             "promotion_timeout_ms",

@@ -6,8 +6,9 @@ request that has to wait lies in the core as a ticket.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcore import metrics
 from kvcore.errors import RemoteProtocolError, RequestRefused
@@ -52,6 +53,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         self._is_stalled = False  # a Put waits for room
         self._stalled_put: Incoming | None = None
         self._stalled_refusal: RequestRefused | None = None
+        self._opened_at = server.clock.now()
         self._stalled_bytes = 0
         self._stalled_since = 0.0
 
@@ -62,6 +64,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         # 0: `resume_writing` then means that nothing is left in the transport, so every byte of the pool that
         # was being sent may be reused.
         self._transport.set_write_buffer_limits(high=0)
+        _tune(self._transport.get_extra_info("socket"))
         if not self.server.admit(self):
             limit = self.server.max_connections
             self.send(ErrorReply(0, ErrorCode.OVER_LIMIT, f"{limit} clients are connected already", True))
@@ -130,12 +133,16 @@ class StoreConnection(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def abort_if_stalled(self, now: float, timeout_s: float) -> None:
-        """A reader that takes nothing must not hold on to the pool for ever."""
+    def abort_if_stuck(self, now: float) -> None:
+        """A reader that takes nothing must not hold on to the pool for ever, nor a stranger to a place."""
+        config = self.server.config
+        if self._judge.phase is Phase.NEW and now - self._opened_at > config.hello_timeout_ms / 1e3:
+            logger.warning("a client says no hello, its connection is closed", extra=self._who())
+            self.abort()
         unsent = self.unsent_bytes
         if not unsent or unsent != self._stalled_bytes:
             self._stalled_bytes, self._stalled_since = unsent, now
-        elif now - self._stalled_since > timeout_s:
+        elif now - self._stalled_since > config.send_timeout_ms / 1e3:
             logger.warning("a client takes no bytes, its connection is closed", extra=self._who())
             self.abort()
 
@@ -266,3 +273,12 @@ class StoreConnection(asyncio.BufferedProtocol):
     def _who(self) -> dict[str, object]:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else ""
         return {"session": self.session.number, "client": self.session.client_name, "peer": peer or "unix"}
+
+
+def _tune(sock: Any) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The host of a client may vanish without a word; its reservations must not stay with it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -267,7 +267,7 @@ class StoreServer:
         self.store.reads.load = min((cpu_s - self._cpu_s) / elapsed_s, 1.0)
         self._cpu_s, self._cpu_seen_at = cpu_s, now
         for connection in list(self._connections.values()):
-            connection.abort_if_stalled(now, self.config.send_timeout_ms / 1e3)
+            connection.abort_if_stuck(now)
         self._upkeep = self._loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
 
 

@@ -113,6 +113,13 @@ def test_more_clients_than_allowed_are_turned_away_with_a_reason(start_store: St
     assert store.connect().put([key(1)], [b"fine"]) == [OK]
 
 
+def test_who_says_nothing_is_cut_off(start_store: StartStore) -> None:
+    store = start_store("--hello-timeout-ms", "200")
+    silent, client = store.connect(greet=False), store.connect()
+    assert silent.is_closed()
+    assert client.put([key(1)], [b"fine"]) == [OK]
+
+
 def test_an_answer_over_the_limit_says_what_to_do(start_store: StartStore) -> None:
     client = start_store("--max-payload-bytes", "1mb").connect()
     for number in range(3):
