@@ -27,13 +27,15 @@ class LoadSpec(msgspec.Struct, frozen=True, array_like=True):
 class SaveSpec(msgspec.Struct, frozen=True, array_like=True):
     """Blocks of one request that are full at the end of this step.
 
-    `followed`: a decode engine waits for them, so it must be told when they will not come.
+    `followed`: a decode engine waits for them, so it must be told when they will not come. `parent_hash`: of
+    the block before the first of them, b"" when that is the request's first block.
     """
 
     request_id: str
     block_hashes: list[bytes]
     block_ids: list[int]
     followed: bool = False
+    parent_hash: bytes = b""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

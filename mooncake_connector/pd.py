@@ -14,7 +14,7 @@ PARAMS_KEY = "mooncake_pd"
 
 
 class PDParams(msgspec.Struct, frozen=True):
-    """`wait_ms`: how long the decode leg may follow; 0 means the engine's own setting."""
+    """`wait_ms`: how long the decode leg may follow, at most the engine's pd_wait_ms; 0 means just that."""
 
     role: Literal["prefill", "decode"]
     transfer_id: str = ""

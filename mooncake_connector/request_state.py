@@ -20,6 +20,7 @@ class RequestState:
         self.num_handled_blocks = 0
         self.num_local_blocks = 0  # found in this engine's own prefix cache at the last match
         self.num_saved_blocks = 0
+        self.first_loaded_block = 0
         self.num_loaded_blocks = 0
         self.follows = False  # the pending load follows a prefill engine
         self.load_failed = False
@@ -29,14 +30,13 @@ class RequestState:
         return self.pd is not None and self.pd.role == "prefill"
 
     @property
+    def is_decode_leg(self) -> bool:
+        return self.pd is not None and self.pd.role == "decode"
+
+    @property
     def may_follow(self) -> bool:
         """A decode leg trusts its prefill engine once; preempted or failed, it takes what the store has."""
-        return (
-            self.pd is not None
-            and self.pd.role == "decode"
-            and not self.load_failed
-            and not self.request.num_preemptions
-        )
+        return self.is_decode_leg and not self.load_failed and not self.request.num_preemptions
 
     def loadable_blocks(self, block_size_tokens: int) -> int:
         """Full blocks that may come from elsewhere: at least one token is left to compute logits from."""

@@ -57,7 +57,9 @@ class Saver:
         self._step = None
         if not specs:
             return
-        step = StepSave(specs, [self._keys_of(spec.block_hashes) for spec in specs])
+        keys = [self._keys_of(spec.block_hashes) for spec in specs]
+        parents = [self._keys_of([spec.parent_hash])[0] if spec.parent_hash else b"" for spec in specs]
+        step = StepSave(specs, keys, parents)
         if self._open >= MAX_STEPS_QUEUED:
             self._counters.add(metrics.SAVE_SKIPPED_STAGING_TOTAL, len(step.keys))
             self._abort(step, step.followed_indices)
@@ -128,7 +130,9 @@ class Saver:
             self._finish(step, abort=False)
 
     def _reserve(self, step: StepSave) -> None:
-        statuses = self._store.reserve(step.keys, self._layout.block_size_bytes, self._layout.num_layers)
+        statuses = self._store.reserve(
+            step.keys, self._layout.block_size_bytes, self._layout.num_layers, parents=step.parents
+        )
         step.grant([index for index, status in enumerate(statuses) if status is Status.OK])
         self._counters.add(metrics.SAVE_SKIPPED_PRESENT_TOTAL, sum(status in PRESENT for status in statuses))
         self._counters.add(metrics.SAVE_SKIPPED_FULL_TOTAL, sum(status is Status.FULL for status in statuses))

@@ -5,6 +5,7 @@ step it runs in, update_output, request_finished. A preempted request goes throu
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvcore.client.base import LayerwiseStore
 from kvcore.errors import KVError
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
+from mooncake_connector.follow_trust import FollowTrust
 from mooncake_connector.guard import Guard
 from mooncake_connector.lookup import PrefixLookup
 from mooncake_connector.metadata import LoadMode, LoadSpec, RankAnswer, SaveSpec, StepPlan
@@ -33,6 +35,7 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         load_mode: LoadMode = LoadMode.ASYNC,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.counters = Counters()
@@ -48,6 +51,7 @@ class SchedulerSide:
         self._lookup: PrefixLookup | None = None
         self._states: dict[str, RequestState] = {}
         self._pending_loads: list[LoadSpec] = []
+        self._trust = FollowTrust(clock)
 
     def connect(self, answers: Iterable[RankAnswer]) -> None:
         """What the ranks said about their KV caches; one that cannot take part disables the connector."""
@@ -80,7 +84,7 @@ class SchedulerSide:
         if self._lookup is None:
             return
         state = self._state(request)
-        if self._loads and not state.may_follow:
+        if self._loads and not self._may_follow(state):
             self._lookup.ask(
                 request.request_id, state.hashes(0, state.loadable_blocks(self._block_size_tokens))
             )
@@ -100,11 +104,11 @@ class SchedulerSide:
         if state.load_failed:
             # vLLM asks again after a failed load. What is missing is computed here, for sure.
             return 0, False
-        if state.may_follow:
+        if self._may_follow(state):
             state.num_handled_blocks = 0
             state.follows = limit > local
             return max(0, limit - local) * self._block_size_tokens, state.follows
-        if not self._loads:
+        if not (self._loads or state.is_decode_leg):
             state.num_handled_blocks = 0
             return 0, False
         return self._match_store(state, local, limit)
@@ -139,13 +143,15 @@ class SchedulerSide:
         end = begin + num_external_tokens // self._block_size_tokens
         mode, timeout_ms = self._load_mode, self.config.load_timeout_ms
         if state.follows and state.pd is not None:
-            mode, timeout_ms = LoadMode.FOLLOW, state.pd.wait_ms or self.config.pd_wait_ms
+            # A client may shorten the wait, but not hold the engine's blocks for longer than we allow.
+            limit_ms = self.config.pd_wait_ms
+            mode, timeout_ms = LoadMode.FOLLOW, min(state.pd.wait_ms or limit_ms, limit_ms)
         self._pending_loads.append(
             LoadSpec(
                 request.request_id, state.hashes(begin, end), state.block_ids[begin:end], mode, timeout_ms
             )
         )
-        state.num_loaded_blocks = end - begin
+        state.first_loaded_block, state.num_loaded_blocks = begin, end - begin
         if begin <= state.num_handled_blocks or state.follows:
             state.num_handled_blocks = max(state.num_handled_blocks, end)
 
@@ -178,7 +184,11 @@ class SchedulerSide:
             if begin < end:
                 saves.append(
                     SaveSpec(
-                        request_id, state.hashes(begin, end), state.block_ids[begin:end], state.is_prefill_leg
+                        request_id,
+                        state.hashes(begin, end),
+                        state.block_ids[begin:end],
+                        state.is_prefill_leg,
+                        state.hashes(begin - 1, begin)[0] if begin else b"",
                     )
                 )
                 state.num_handled_blocks = end
@@ -211,6 +221,8 @@ class SchedulerSide:
             first = state.first_lost_block(lost_block_ids)
             if first is None:
                 continue
+            if state.follows and not state.load_failed and first == state.first_loaded_block:
+                self._trust.lose()
             state.load_failed = True
             # What is recomputed may be saved again: the store has lost it too.
             state.num_handled_blocks = min(state.num_handled_blocks, first)
@@ -226,6 +238,8 @@ class SchedulerSide:
         self._forget_answers(request.request_id)
         if state is None or state.pd is None:
             return None
+        if state.follows and not state.load_failed:
+            self._trust.restore()
         if state.is_prefill_leg and self._lookup is not None:
             prompt_blocks = min(
                 request.num_prompt_tokens // self._block_size_tokens, len(request.block_hashes)
@@ -250,6 +264,9 @@ class SchedulerSide:
         if self._store is not None:
             self._store.close()
         self._lookup = self._store = None
+
+    def _may_follow(self, state: RequestState) -> bool:
+        return state.may_follow and self._trust.given
 
     def _forget_answers(self, request_id: str) -> None:
         if self._lookup is not None:

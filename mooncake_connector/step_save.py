@@ -24,21 +24,27 @@ class LayerRun:
 
 
 class StepSave:
-    def __init__(self, specs: Sequence[SaveSpec], keys: Sequence[Sequence[bytes]]) -> None:
-        """keys[i] are the store's keys of specs[i].block_hashes. A block named twice is saved once."""
+    def __init__(
+        self, specs: Sequence[SaveSpec], keys: Sequence[Sequence[bytes]], first_parents: Sequence[bytes]
+    ) -> None:
+        """keys[i] are the store's keys of specs[i].block_hashes, first_parents[i] that of the block before
+        them (b"" for none). A block named twice is saved once."""
         self.keys: list[bytes] = []
+        self.parents: list[bytes] = []
         self.block_ids: list[int] = []
         self.followed: list[bool] = []
         self.first_of_request: dict[int, str] = {}
         seen: set[bytes] = set()
-        for spec, spec_keys in zip(specs, keys, strict=True):
-            for key, block_id in zip(spec_keys, spec.block_ids, strict=True):
+        for spec, spec_keys, first_parent in zip(specs, keys, first_parents, strict=True):
+            parents = [first_parent, *spec_keys[:-1]]
+            for key, parent, block_id in zip(spec_keys, parents, spec.block_ids, strict=True):
                 if key in seen:
                     continue
                 if key == spec_keys[0]:
                     self.first_of_request[len(self.keys)] = spec.request_id
                 seen.add(key)
                 self.keys.append(key)
+                self.parents.append(parent)
                 self.block_ids.append(block_id)
                 self.followed.append(spec.followed)
         self._lock = threading.Lock()

@@ -39,9 +39,16 @@ class LayerwiseStore(Protocol):
     ) -> LookupResult: ...
 
     def reserve(
-        self, keys: Sequence[bytes], size_bytes: int, num_layers: int = 1, *, timeout_ms: float | None = None
+        self,
+        keys: Sequence[bytes],
+        size_bytes: int,
+        num_layers: int = 1,
+        *,
+        parents: Sequence[bytes] = (),
+        timeout_ms: float | None = None,
     ) -> list[Status]:
-        """Room for objects of one size. OK: this client is now the writer of that key."""
+        """Room for objects of one size. OK: this client is now the writer of that key. parents[i]: the key of
+        the block before keys[i] in its prefix, b"" for a first block; for prefix-aware eviction."""
         ...
 
     def write_layers(

@@ -18,11 +18,13 @@ __all__ = ["FakeStore", "FakeStoreClient"]
 
 
 class FakeStoreClient:
-    """One client (one connection) of a FakeStore. `calls` records (method, keys) in order."""
+    """One client (one connection) of a FakeStore. `calls` records (method, keys) in order, `parents` what
+    `reserve` was told about each key."""
 
     def __init__(self, store: FakeStore | None = None, *, timeout_ms: float = DEFAULT_TIMEOUT_MS) -> None:
         self.store = store or FakeStore()
         self.calls: list[tuple[str, list[bytes]]] = []
+        self.parents: dict[bytes, bytes] = {}
         self._transport = FakeTransport(self.store, timeout_ms=timeout_ms)
 
     @property
@@ -45,9 +47,16 @@ class FakeStoreClient:
         return LookupResult(num_hits=len(ready), layers_ready=ready, tiers=[Tier.DRAM] * len(ready), load=0.0)
 
     def reserve(
-        self, keys: Sequence[bytes], size_bytes: int, num_layers: int = 1, *, timeout_ms: float | None = None
+        self,
+        keys: Sequence[bytes],
+        size_bytes: int,
+        num_layers: int = 1,
+        *,
+        parents: Sequence[bytes] = (),
+        timeout_ms: float | None = None,
     ) -> list[Status]:
         self.calls.append(("reserve", list(keys)))
+        self.parents.update(zip(keys, parents, strict=True) if parents else ())
         if not self._answers(timeout_ms):
             return [Status.UNAVAILABLE] * len(keys)
         with self.store.changed:

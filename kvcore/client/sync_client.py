@@ -2,19 +2,17 @@
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kvcore.client.address import parse_address
+from kvcore.client.arena import Arenas
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
-from kvcore.client.link import LinkKeeper, LinkOptions
+from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
+from kvcore.client.names import key_runs, named_all
 from kvcore.errors import RequestRefused
-from kvcore.keys import BLOCK_KEY_BYTES, object_key
 from kvcore.layout import as_views, split_views, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check_batch
 from kvcore.transport.channel import Outcome
@@ -34,10 +32,8 @@ from kvcore.wire.messages import KeyInfo, Message, PinKind, Status
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT_MS = 5000.0
 # Taken for large: a plane with a fast path for large objects should use it.
 UNKNOWN_SIZE_BYTES = 1 << 20
-MAX_ARENA_BYTES = 32 << 20
 
 
 class FinishedTransfer:
@@ -51,26 +47,6 @@ class FinishedTransfer:
 
     def wait(self, timeout_ms: float | None = None) -> list[Status]:
         return list(self._statuses)
-
-
-class _Arena:
-    """Memory that values of unknown size are received into before they become bytes: kept, because touching
-    fresh pages costs more than copying."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def take(self, size_bytes: int) -> memoryview:
-        if size_bytes > MAX_ARENA_BYTES:
-            return np.empty(size_bytes, np.uint8).data
-        if size_bytes > self._memory.nbytes:
-            self._memory = np.empty(size_bytes, np.uint8)
-        return self._memory.data[:size_bytes]
-
-
-class _Arenas(threading.local):
-    def __init__(self) -> None:
-        self.own = _Arena()
 
 
 class StoreClient:
@@ -116,7 +92,7 @@ class StoreClient:
             verify_shm=verify_shm,
         )
         self._keeper = LinkKeeper(options, self._counters)
-        self._arenas = _Arenas()
+        self._arenas = Arenas()
         self._keeper.reconnect()
 
     @classmethod
@@ -188,7 +164,13 @@ class StoreClient:
         return LookupResult(num_hits=len(layers_ready), layers_ready=layers_ready, tiers=tiers, load=load)
 
     def reserve(
-        self, keys: Sequence[bytes], size_bytes: int, num_layers: int = 1, *, timeout_ms: float | None = None
+        self,
+        keys: Sequence[bytes],
+        size_bytes: int,
+        num_layers: int = 1,
+        *,
+        parents: Sequence[bytes] = (),
+        timeout_ms: float | None = None,
     ) -> list[Status]:
         link = self._keeper.current()
         if link is None:
@@ -197,7 +179,8 @@ class StoreClient:
         deadline = self._deadline(timeout_ms)
         statuses: list[Status] = []
         for run in key_runs(list(keys), link.connection.max_keys):
-            outcome = link.connection.ask(m.Reserve, (run, [size_bytes], num_layers), deadline)
+            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+            outcome = link.connection.ask(m.Reserve, (run, [size_bytes], num_layers, run_parents), deadline)
             if not isinstance(outcome, m.ReserveReply) or len(outcome.grants) != len(run):
                 self._count_failure(outcome)
                 if outcome is Status.TIMED_OUT:
@@ -381,27 +364,6 @@ class StoreClient:
         if isinstance(outcome, m.ErrorReply):
             logger.warning("the store refused a request: %s", outcome.message)
         self._counters.add(TIMEOUTS_TOTAL if outcome is Status.TIMED_OUT else UNAVAILABLE_TOTAL)
-
-
-def named(key: str | bytes) -> bytes:
-    """The store's key of a name; 32 bytes are taken for a block key as they are."""
-    if isinstance(key, bytes) and len(key) == BLOCK_KEY_BYTES:
-        return key
-    return object_key(key)
-
-
-def named_all(keys: Sequence[str | bytes]) -> list[bytes]:
-    """`named` for many, without a call for each key that is one already."""
-    return [
-        key if isinstance(key, bytes) and len(key) == BLOCK_KEY_BYTES else object_key(key) for key in keys
-    ]
-
-
-def key_runs(keys: list[bytes], max_keys: int) -> Iterator[list[bytes]]:
-    """Cut to what one message may carry; nothing for no keys."""
-    if len(keys) <= max_keys:
-        return iter([keys] if keys else [])
-    return (keys[first : first + max_keys] for first in range(0, len(keys), max_keys))
 
 
 def _check_lengths(keys: Sequence[object], buffers: Sequence[object]) -> None:

@@ -166,11 +166,15 @@ class Reserve(Message, frozen=True, array_like=True, tag=21):
     `sizes_bytes` has one entry a key, or a single one for all, each a multiple of `num_layers`. A reservation
     without a commit within the store's reservation timeout is abandoned. The bytes of layers come by Write
     (tcp), or through the granted extents followed by Commit (shm, rdma).
+
+    `parents[i]`: the key of the block before keys[i] in its prefix, b"" for a first block; empty when not
+    known. Prefix-aware eviction goes by it.
     """
 
     keys: list[bytes]
     sizes_bytes: list[int]
     num_layers: int = 1
+    parents: list[bytes] = []
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):

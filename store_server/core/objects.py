@@ -21,6 +21,7 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
 
     `users` counts who may still touch the bytes: transports that send or receive them, leases, quarantine.
     An object that is `gone` has left the catalogue; its extents are free once nobody uses them.
+    `parent` is the key of the block before it in its prefix, as far as its writer told it.
     `checksums` are packed little-endian u64, one a ready layer, or empty when the writer left one out.
     """
 
@@ -34,6 +35,7 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
     leases: int = 0
     pin: int = 0
     gone: bool = False
+    parent: bytes = b""
 
     @property
     def is_sealed(self) -> bool:

@@ -274,7 +274,7 @@ class Space:
 
     def _enter_policy(self, obj: StoredObject) -> None:
         if obj.is_sealed and obj.pin != PinKind.HARD:
-            (self._soft_policy if obj.pin else self._policy).on_insert(obj)
+            (self._soft_policy if obj.pin else self._policy).on_insert(obj, obj.parent or None)
 
     def _leave_policy(self, obj: StoredObject) -> None:
         self._write_back.take_back(obj.key)

@@ -84,11 +84,19 @@ class Writes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, f"{len(sizes)} sizes for {len(keys)} keys (give one, or one a key)"
             )
+        if request.parents and len(request.parents) != len(keys):
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(request.parents)} parents for {len(keys)} keys (give one a key, or none)",
+            )
         reserved = self._reserve_all(
             session, keys, sizes, request.num_layers, now, session.is_mapped, may_wait
         )
         if reserved is None:
             return None
+        for (_, obj), parent in zip(reserved, request.parents, strict=False):
+            if obj is not None:
+                obj.parent = parent
         grants = []
         for (status, obj), size_bytes in zip(reserved, sizes, strict=True):
             if obj is None:

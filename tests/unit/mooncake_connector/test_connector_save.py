@@ -49,6 +49,21 @@ def test_blocks_arrive_with_the_bytes_of_all_layers() -> None:
     engine.close()
 
 
+def test_the_store_learns_which_block_each_one_continues() -> None:
+    engine = Engine(FakeStore())
+    engine.step(
+        saves=[
+            SaveSpec("first", HASHES[:2], [1, 2]),
+            SaveSpec("chunk", HASHES[3:4], [4], parent_hash=HASHES[2]),
+        ]
+    )
+    assert engine.worker.drain(DEADLINE_MS)
+    told = {key[16:]: parent[16:] for key, parent in engine.client.parents.items()}
+    short = [block_hash[:16] for block_hash in HASHES]
+    assert told == {short[0]: b"", short[1]: short[0], short[3]: short[2]}
+    engine.close()
+
+
 def test_a_layer_is_in_the_store_while_the_next_one_has_not_been_computed() -> None:
     store = FakeStore()
     engine = Engine(store)

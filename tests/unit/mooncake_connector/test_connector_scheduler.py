@@ -6,6 +6,7 @@ import pytest
 
 from kvcore import metrics
 from kvcore.client.fake import FakeStore, FakeStoreClient
+from kvcore.clock import VirtualClock
 from kvcore.keys import block_keys
 from mooncake_connector.metadata import LoadMode, RankAnswer, SaveSpec, StepPlan
 from mooncake_connector.scheduler_side import SchedulerSide
@@ -143,7 +144,7 @@ def test_synchronous_mode_loads_inside_the_step() -> None:
     rig.alloc(request, [1, 2, 3, 4, 5, 6], 3 * BLOCK_TOKENS)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 12, 10)
     assert plan.loads[0].mode is LoadMode.SYNC
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5])]
+    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5], False, request.block_hashes[2])]
     rig.side.shutdown()
 
 
@@ -177,11 +178,11 @@ def test_full_blocks_are_saved_as_they_fill_up(rig: Rig) -> None:
     plan = rig.prefill_step(request, [1, 2, 3, 4], 0, 10)
     assert plan.saves == [SaveSpec("r", request.block_hashes[:2], [1, 2])]
     plan = rig.next_step(request, None, 10, 4)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[2:3], [3])]
+    assert plan.saves == [SaveSpec("r", request.block_hashes[2:3], [3], False, request.block_hashes[1])]
     request.tokens += [100, 101]
     assert rig.next_step(request, None, 14, 1).saves == []
     plan = rig.next_step(request, None, 15, 1)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:4], [4])]
+    assert plan.saves == [SaveSpec("r", request.block_hashes[3:4], [4], False, request.block_hashes[2])]
     request.tokens += [102]
     assert rig.next_step(request, [9], 16, 1).saves == []
 
@@ -224,7 +225,7 @@ def test_blocks_that_came_from_the_store_are_not_sent_back(rig: Rig) -> None:
     rig.side.match(request, 0)
     rig.alloc(request, [1, 2, 3, 4, 5, 6], 12)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 12, 10)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5])]
+    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5], False, request.block_hashes[2])]
 
 
 def test_a_preempted_request_matches_again_and_saves_from_its_new_blocks(rig: Rig) -> None:
@@ -299,6 +300,39 @@ def test_a_decode_leg_follows_blocks_that_nobody_has_begun(rig: Rig) -> None:
     assert rig.side.request_finished(request) == {
         "mooncake_pd": {"role": "decode", "transfer_id": "t1", "saved_blocks": 0, "loaded_blocks": 4}
     }
+
+
+def test_a_request_cannot_make_the_engine_wait_longer_than_it_allows() -> None:
+    rig = Rig(config={"pd_wait_ms": 500})
+    request = Request("d", range(22), DECODE)
+    rig.side.match(request, 0)
+    rig.alloc(request, [1, 2, 3, 4, 5, 6], 20)
+    assert rig.side.build_plan(scheduler_output()).loads[0].timeout_ms == 500
+    rig.side.shutdown()
+
+
+def test_prefill_engines_that_never_deliver_are_not_waited_for_any_more() -> None:
+    clock = VirtualClock()
+    rig = Rig(clock=clock.now)
+
+    def follow(lost: set[int]) -> LoadMode | None:
+        """How a new decode leg gets its prompt, whose blocks `lost` then do not come."""
+        request = Request("d", range(22), DECODE)
+        tokens, _ = rig.side.match(request, 0)
+        rig.alloc(request, [1, 2, 3, 4, 5, 6], tokens or 0)
+        loads = rig.side.build_plan(scheduler_output()).loads
+        rig.side.update_output(lost)
+        rig.side.request_finished(request)
+        return loads[0].mode if loads else None
+
+    everything = {1, 2, 3, 4, 5}
+    assert [follow(everything), follow(everything)] == [LoadMode.FOLLOW] * 2
+    assert follow(set()) is LoadMode.FOLLOW, "one that delivers restores the trust"
+    assert [follow({3, 4, 5}) for _ in range(5)] == [LoadMode.FOLLOW] * 5, "some blocks are better than none"
+    assert [follow(everything) for _ in range(4)] == [LoadMode.FOLLOW] * 3 + [None]
+    clock.advance(61)
+    assert [follow(everything) for _ in range(2)] == [LoadMode.FOLLOW, None]
+    rig.side.shutdown()
 
 
 def test_a_decode_leg_that_fails_or_is_preempted_takes_what_is_there(rig: Rig) -> None:
