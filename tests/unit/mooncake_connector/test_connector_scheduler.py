@@ -23,6 +23,12 @@ PREFILL = {"mooncake_pd": {"role": "prefill", "transfer_id": "t1"}}
 DECODE = {"mooncake_pd": {"role": "decode", "transfer_id": "t1", "wait_ms": 1234}}
 
 
+def saved(request: Request, begin: int, end: int, block_ids: list[int], followed: bool = False) -> SaveSpec:
+    """Blocks [begin, end) of the request, and the one they continue."""
+    parent_hash = request.block_hashes[begin - 1] if begin else b""
+    return SaveSpec(request.request_id, request.block_hashes[begin:end], block_ids, followed, parent_hash)
+
+
 class Rig:
     def __init__(self, namespaces: list[bytes] = NAMESPACES[:1], **kwargs: Any) -> None:
         self.store = FakeStore()
@@ -61,6 +67,12 @@ class Rig:
                 **kwargs,
             )
         )
+
+
+def save_of(request: Request, begin: int, end: int, block_ids: list[int], followed: bool = False) -> SaveSpec:
+    hashes = request.block_hashes
+    parent = hashes[begin - 1] if begin else b""
+    return SaveSpec(request.request_id, hashes[begin:end], block_ids, followed, parent)
 
 
 @pytest.fixture
@@ -144,7 +156,7 @@ def test_synchronous_mode_loads_inside_the_step() -> None:
     rig.alloc(request, [1, 2, 3, 4, 5, 6], 3 * BLOCK_TOKENS)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 12, 10)
     assert plan.loads[0].mode is LoadMode.SYNC
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5], False, request.block_hashes[2])]
+    assert plan.saves == [saved(request, 3, 5, [4, 5])]
     rig.side.shutdown()
 
 
@@ -176,13 +188,13 @@ def test_full_blocks_are_saved_as_they_fill_up(rig: Rig) -> None:
     assert rig.side.match(request, 0) == (0, False)
     rig.alloc(request, [1, 2, 3, 4], 0)
     plan = rig.prefill_step(request, [1, 2, 3, 4], 0, 10)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[:2], [1, 2])]
+    assert plan.saves == [saved(request, 0, 2, [1, 2])]
     plan = rig.next_step(request, None, 10, 4)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[2:3], [3], False, request.block_hashes[1])]
+    assert plan.saves == [saved(request, 2, 3, [3])]
     request.tokens += [100, 101]
     assert rig.next_step(request, None, 14, 1).saves == []
     plan = rig.next_step(request, None, 15, 1)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:4], [4], False, request.block_hashes[2])]
+    assert plan.saves == [saved(request, 3, 4, [4])]
     request.tokens += [102]
     assert rig.next_step(request, [9], 16, 1).saves == []
 
@@ -216,7 +228,7 @@ def test_a_block_whose_tokens_are_not_known_yet_waits(rig: Rig) -> None:
     rig.prefill_step(request, [1, 2, 3], 0, 7)
     assert rig.next_step(request, None, 7, 1).saves == []
     request.tokens += [100]
-    assert rig.next_step(request, None, 8, 1).saves == [SaveSpec("r", request.block_hashes[1:2], [2])]
+    assert rig.next_step(request, None, 8, 1).saves == [saved(request, 1, 2, [2])]
 
 
 def test_blocks_that_came_from_the_store_are_not_sent_back(rig: Rig) -> None:
@@ -225,7 +237,7 @@ def test_blocks_that_came_from_the_store_are_not_sent_back(rig: Rig) -> None:
     rig.side.match(request, 0)
     rig.alloc(request, [1, 2, 3, 4, 5, 6], 12)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 12, 10)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[3:5], [4, 5], False, request.block_hashes[2])]
+    assert plan.saves == [saved(request, 3, 5, [4, 5])]
 
 
 def test_a_preempted_request_matches_again_and_saves_from_its_new_blocks(rig: Rig) -> None:
@@ -239,7 +251,7 @@ def test_a_preempted_request_matches_again_and_saves_from_its_new_blocks(rig: Ri
     assert rig.side.match(request, 0) == (8, True)
     rig.alloc(request, [11, 12, 13, 14], 8)
     plan = rig.next_step(request, [11, 12, 13, 14], 8, 8, resumed={"r"})
-    assert plan.saves == [SaveSpec("r", request.block_hashes[2:4], [13, 14])]
+    assert plan.saves == [saved(request, 2, 4, [13, 14])]
 
 
 def test_a_failed_load_is_not_tried_again_and_its_blocks_are_saved_when_recomputed(rig: Rig) -> None:
@@ -251,7 +263,7 @@ def test_a_failed_load_is_not_tried_again_and_its_blocks_are_saved_when_recomput
     rig.side.update_output({3, 4})
     assert rig.side.match(request, 0) == (0, False)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 8, 14)
-    assert plan.saves == [SaveSpec("r", request.block_hashes[2:5], [3, 4, 5])]
+    assert plan.saves == [saved(request, 2, 5, [3, 4, 5])]
 
 
 def test_after_a_failed_synchronous_load_the_prefix_cache_forgets_what_lies_behind() -> None:
@@ -356,7 +368,7 @@ def test_a_prefill_leg_saves_blocks_that_only_the_engine_itself_had(rig: Rig) ->
     assert rig.side.match(request, 16) == (0, False)
     rig.alloc(request, [1, 2, 3, 4, 5, 6], 0)
     plan = rig.prefill_step(request, [1, 2, 3, 4, 5, 6], 16, 6)
-    assert plan.saves == [SaveSpec("p", request.block_hashes[1:5], [2, 3, 4, 5], followed=True)]
+    assert plan.saves == [saved(request, 1, 5, [2, 3, 4, 5], followed=True)]
 
 
 def test_a_prefill_leg_saves_even_on_a_consumer() -> None:
