@@ -9,13 +9,13 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvcore.client.address import Address, parse_address, tune_socket
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
-from kvcore.client.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
+from kvcore.client.link import DEFAULT_TIMEOUT_MS, FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
+from kvcore.client.names import key_runs, named, named_all
 from kvcore.client.silence import Silence
-from kvcore.client.sync_client import DEFAULT_TIMEOUT_MS, key_runs, named, named_all
 from kvcore.errors import RemoteProtocolError, RequestRefused, StoreUnavailable
 from kvcore.layout import as_views, total_bytes
 from kvcore.transport.base import Buffer
@@ -53,11 +53,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._reason = "the store closed the connection"
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        self._has_ended = False
+        self.closed = asyncio.Event()
 
     async def ask(
         self,
@@ -67,7 +64,7 @@ class _Connection(asyncio.BufferedProtocol):
         payload: Sequence[memoryview] = (),
     ) -> tuple[Outcome, bytearray]:
         """The answer and its payload. Never raises for what the store does."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._has_ended or self._transport.is_closing():
             return Status.UNAVAILABLE, bytearray()
         pending = _Pending(self._loop.create_future())
         request_id = self.session.start(kind, pending)
@@ -84,15 +81,15 @@ class _Connection(asyncio.BufferedProtocol):
             timer.cancel()
 
     def close(self, reason: str) -> None:
-        self._reason = reason
         if self._transport is not None:
             self._transport.abort()
+        self._end(reason)
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are Transports in deed, not by name.
+        self._transport = cast(asyncio.Transport, transport)
         tune_socket(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -112,13 +109,20 @@ class _Connection(asyncio.BufferedProtocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+        self._end(str(exc or "the store closed the connection"))
+
+    def _end(self, reason: str) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._writable.set()
         orphans = self.session.close()
         if self._current is not None:
             orphans.append(self._current)
         for pending in orphans:
             _settle(pending, Status.UNAVAILABLE)
-        self._on_lost(self, str(exc or self._reason))
+        self._on_lost(self, reason)
 
     # ---- frames ----------------------------------------------------------------------------------------
 
@@ -251,9 +255,15 @@ class AsyncStoreClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._connection is not None:
-            self._connection.close("closed by its owner")
-            await asyncio.sleep(0)
+        if (connection := self._connection) is not None:
+            connection.close("closed by its owner")
+            await connection.closed.wait()
+
+    async def __aenter__(self) -> "AsyncStoreClient":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
 
     async def _ask(
         self,

@@ -24,6 +24,7 @@ from kvcore.wire.messages import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_TIMEOUT_MS = 5000.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 # A store that refuses us (token, version) is asked again, but rarely: only a person can change that.

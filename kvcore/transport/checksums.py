@@ -29,8 +29,6 @@ def is_corrupt(views: Sequence[memoryview], expected: Sequence[int]) -> bool:
     """Whether one of the layers in `views` differs from what its writer computed."""
     if len(expected) == 1:
         return expected[0] != 0 and expected[0] != checksum(views)
-    if len(expected) == 1:
-        return expected[0] != 0 and checksum(views) != expected[0]
     if not any(expected):
         return False
     found = layer_checksums(views, len(expected))

@@ -61,6 +61,7 @@ class AcquirePart:
         self._plane = plane
         self._keys = keys
         self._sink = sink
+        self._corrupt: list[bytes] = []
 
     def send(self, layer_begin: int, layer_end: int, wait_ms: int) -> None:
         self._layer_begin, self._layer_end = layer_begin, layer_end
@@ -81,6 +82,9 @@ class AcquirePart:
         finally:
             if outcome.lease:
                 channel.forget(Release, (outcome.lease,))
+            if self._corrupt:
+                # Left there it could neither be read nor be written again.
+                channel.forget(Remove, (self._corrupt,))
 
     def _acquire(self, wait_ms: int) -> Call:
         return self._plane.channel.start(
@@ -125,7 +129,7 @@ class AcquirePart:
         copy_from_pool(pool, spans, views)
         expected = grant.checksums[self._layer_begin : layer_end]
         if self._plane.verify and expected and is_corrupt(views, expected):
-            self._plane.channel.forget(Remove, ([key],))
+            self._corrupt.append(key)
             return Status.CORRUPT
         self.moved_bytes += end - begin
         return Status.OK
