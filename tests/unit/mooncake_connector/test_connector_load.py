@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -155,7 +156,7 @@ def test_a_decode_engine_has_layer_0_before_the_prefill_engine_computes_the_last
     assert loaded[block, 0] < committed[block, NUM_LAYERS - 1]
 
 
-def read_trace(path: Path) -> list[dict[str, object]]:
+def read_trace(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 

@@ -69,12 +69,6 @@ class Rig:
         )
 
 
-def save_of(request: Request, begin: int, end: int, block_ids: list[int], followed: bool = False) -> SaveSpec:
-    hashes = request.block_hashes
-    parent = hashes[begin - 1] if begin else b""
-    return SaveSpec(request.request_id, hashes[begin:end], block_ids, followed, parent)
-
-
 @pytest.fixture
 def rig() -> Any:
     rig = Rig()
