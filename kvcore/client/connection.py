@@ -66,7 +66,18 @@ class Connection:
 
     @property
     def broken(self) -> bool:
+        """Whether this end knows that the connection is of no more use."""
         return self._error is not None
+
+    def still_open(self) -> bool:
+        try:
+            poller = select.poll()
+            poller.register(self._socket, select.POLLRDHUP)
+            hung_up = bool(poller.poll(0))
+        except ValueError:
+            hung_up = True
+        # Last, because a descriptor is only closed (and perhaps reused) after this has been set.
+        return not hung_up and self._error is None
 
     @property
     def num_pending(self) -> int:

@@ -39,9 +39,8 @@ class Channel(Protocol):
     max_payload_bytes: int
     max_keys: int
 
-    @property
-    def broken(self) -> bool:
-        """Whether the store has stopped (or will, when it notices) to keep our leases and reservations."""
+    def still_open(self) -> bool:
+        """Whether neither end has closed. While that is so the store keeps our leases and reservations."""
         ...
 
     def start(

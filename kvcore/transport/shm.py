@@ -108,8 +108,8 @@ class AcquirePart:
                 self._copy_one(pool, index, key, grant)
                 for index, key, grant in zip(self.indices, self._keys, reply.grants, strict=True)
             ]
-        # What was copied after the lease ended, or after the store dropped us, may be anything.
-        if self._plane.channel.broken:
+        # What was copied after the lease ended, by time or because the store dropped us, may be anything.
+        if not self._plane.channel.still_open():
             return [Status.UNAVAILABLE if status is Status.OK else status for status in statuses]
         if time.monotonic() > self._lease_ends():
             return [Status.TIMED_OUT if status is Status.OK else status for status in statuses]
