@@ -1,7 +1,6 @@
 """The router as a whole: what it owns, how it starts, drains and stops."""
 
 import asyncio
-import contextlib
 import logging
 
 from router.cluster import Cluster
@@ -12,7 +11,6 @@ from router.discovery import Discovery
 from router.endpoints import key_is_known, route
 from router.health import HealthMonitor
 from router.http.request import Request
-from router.http.response import error_response
 from router.http.server import ActiveRequest, ClientConnection
 from router.ids import IdSource
 from router.metrics import RouterMetrics
@@ -122,14 +120,7 @@ class Router:
             self._no_connections.set()
 
     def handle(self, client: ClientConnection, request: Request) -> ActiveRequest | None:
-        try:
-            return route(self, client, request)
-        except Exception:
-            # A bug of ours costs this one request, not the router.
-            logger.exception("internal error", extra={"path": request.path.decode("latin-1")})
-            with contextlib.suppress(Exception):
-                client.respond(error_response(500, "internal error of the router; its log says more"))
-            return None
+        return route(self, client, request)
 
     def refused(self, status: int) -> None:
         self.metrics.refusals[status] += 1

@@ -1,6 +1,7 @@
 """Which path is answered by whom."""
 
 import hmac
+import logging
 from typing import TYPE_CHECKING
 
 from router.http.request import Request
@@ -13,6 +14,8 @@ from router.request_view import BadInput, read_request_view
 
 if TYPE_CHECKING:
     from router.app import Router
+
+logger = logging.getLogger(__name__)
 
 _GENERATE = frozenset({b"/v1/completions", b"/v1/chat/completions"})
 # Engine endpoints beside /v1/; what controls an engine (/sleep, /abort_request, ...) is not for clients.
@@ -69,7 +72,12 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
         return None
     kind = router.generation if generates and router.cluster.separates_prefill else Exchange
     exchange = kind(router, client, request, view)
-    exchange.start()
+    try:
+        exchange.start()
+    except Exception:
+        # A bug of ours costs this one request, not the router.
+        logger.exception("internal error", extra={"request_id": request_id})
+        exchange.give_up(500, "internal error of the router; its log says more")
     return exchange
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 from router.http.limits import HttpLimits
 from router.http.parser import BadRequest, Phase, RequestParser
@@ -75,9 +75,8 @@ class ClientConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.write = transport.write
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.write = self.transport.write
         set_nodelay(transport)
         if not self._app.opened(self):
             self._app.refused(503)
