@@ -20,6 +20,7 @@ A DRAM store for the KV blocks of LLM engines. Engines on this host share its me
   mooncake-store ls --limit 20                     which blocks it holds
   mooncake-store evict 8gb                         make 8 GiB free
   mooncake-store bench                             how fast it is from here
+  mooncake-store verify /mnt/nvme0/kv              check every checksum on SSD while no store runs
 """
 
 _SERVE_EPILOG = """\
@@ -70,6 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--sizes", default="4kb,64kb,1mb,16mb", help="of values (default: %(default)s)")
     bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: 1)")
     bench.add_argument("--plane", choices=("shm", "tcp"), default="shm", help="shm falls back to tcp")
+    verify = commands.add_parser("verify", help="check every checksum on the SSD paths of a stopped store")
+    verify.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a path of the ssd level")
+    verify.add_argument("--json", action="store_true", help="for scripts")
+    verify.set_defaults(run=_verify)
     return parser
 
 
@@ -133,6 +138,12 @@ def _bench(args: argparse.Namespace) -> None:
     planes = ("shm", "tcp") if args.plane == "shm" else ("tcp",)
     with commands.connected(args.address, args.token, planes) as client:
         bench.run(client, sizes, args.seconds, as_json=args.json)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    from store_server.verify import verify
+
+    verify(args.paths, as_json=args.json)
 
 
 if __name__ == "__main__":

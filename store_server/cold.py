@@ -73,10 +73,6 @@ class SsdColdTier:
     def stats(self) -> dict[str, float]:
         return {SSD_PREFIX + name: value for name, value in self._tier.stats().items()}
 
-    def verify(self) -> tuple[int, list[bytes]]:
-        """Checks every checksum on disk: (objects, corrupt keys). Blocks; from a worker thread."""
-        return self._tier.verify()
-
     # ---- ColdTier --------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,47 @@
+"""`mooncake-store verify`: every checksum on the SSD paths of a store that is not running."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from kvcore.errors import ConfigError, KVError
+from store_server.ssd import DiskConfig, SsdConfig, SsdTier
+
+_NO_CAP_BYTES = 1 << 62  # checking must not reclaim anything
+_SEGMENT_BYTES = 1 << 20  # for the notes of what was dropped
+
+
+def verify(paths: Sequence[Path], *, as_json: bool) -> None:
+    """Objects that cannot be read back are dropped, so that they are computed anew. KVError when there were
+    any, ConfigError for a path that holds no store or is in use."""
+    for path in paths:
+        if not (path / "lock").exists():
+            raise ConfigError(f"{path} is not an SSD path of a store")
+    disks = tuple(
+        DiskConfig(path=path, capacity_bytes=_NO_CAP_BYTES, segment_bytes=_SEGMENT_BYTES) for path in paths
+    )
+    tier = SsdTier(SsdConfig(disks=disks), notify=lambda: None)
+    try:
+        report = tier.open()
+        with tqdm(total=len(tier), unit=" objects", desc="verifying", disable=None) as bar:
+            num_checked, corrupt = tier.verify(lambda done, total: bar.update(done - bar.n))
+        size_bytes = tier.stats()["live_bytes"]
+        tier.poll()
+    finally:
+        tier.close()
+    if as_json:
+        result = {
+            "objects": num_checked,
+            "size_bytes": size_bytes,
+            "corrupt": [key.hex() for key in corrupt],
+            "failed_paths": report.failed_paths,
+        }
+        print(json.dumps(result))
+    else:
+        print(f"{num_checked} objects checked, {len(corrupt)} corrupt")
+    if corrupt:
+        raise KVError(f"{len(corrupt)} of {num_checked} objects could not be read back and are dropped")
+    if report.failed_paths:
+        raise KVError(f"could not be opened: {', '.join(report.failed_paths)}")
