@@ -7,7 +7,6 @@ vLLM: --kv-transfer-config '{"kv_connector": "MooncakeSuiteConnector", "kv_role"
       "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store_address": "host:50051"}}'
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,13 +21,14 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError
 from mooncake_connector import compat
 from mooncake_connector.config import ConnectorConfig, connector_config
+from mooncake_connector.log import get_logger
 from mooncake_connector.metadata import LoadMode, RankAnswer, StepPlan
 from mooncake_connector.scheduler_side import SchedulerSide
 from mooncake_connector.stats import SuiteConnectorStats, SuitePromMetrics
 from mooncake_connector.tensors import host_bytes
 from mooncake_connector.worker_side import WorkerSide
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class SuiteMetadata(KVConnectorMetadata):

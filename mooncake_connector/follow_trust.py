@@ -4,10 +4,11 @@ A prefill engine whose blocks have other names (another dtype, block size or num
 and every request would pay its whole wait before the decode engine computes the prompt itself.
 """
 
-import logging
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+from mooncake_connector.log import get_logger
+
+logger = get_logger(__name__)
 
 FRUITLESS_LIMIT = 3
 PAUSE_SECONDS = 60.0
@@ -32,8 +33,8 @@ class FollowTrust:
             self._fruitless = FRUITLESS_LIMIT - 1
             self._paused_until = self._clock() + PAUSE_SECONDS
             logger.warning(
-                "prefill engines delivered nothing for %d requests in a row: prompts are computed here for %.0f s. "
-                "Do both engines log the same namespace at start?",
+                "prefill engines delivered nothing for %d requests in a row: prompts are computed here "
+                "for %.0f s. Do both engines log the same namespace at start?",
                 FRUITLESS_LIMIT,
                 PAUSE_SECONDS,
             )

@@ -4,7 +4,6 @@ Per request and in order (vLLM's Scheduler): on_new_request, match, update_after
 step it runs in, update_output, request_finished. A preempted request goes through match again.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,12 +14,13 @@ from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.follow_trust import FollowTrust
 from mooncake_connector.guard import Guard
+from mooncake_connector.log import get_logger
 from mooncake_connector.lookup import PrefixLookup
 from mooncake_connector.metadata import LoadMode, LoadSpec, RankAnswer, SaveSpec, StepPlan
 from mooncake_connector.pd import PARAMS_KEY, parse_pd_params
 from mooncake_connector.request_state import RequestState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class SchedulerSide:

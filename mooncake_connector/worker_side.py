@@ -4,7 +4,6 @@ Order of calls within a step is vLLM's (KVConnectorModelRunnerMixin): begin_step
 layer wait_layer and save_layer, [start_loads], end_step, take_finished, take_failed_blocks.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from kvcore.client.base import LayerwiseStore
@@ -15,15 +14,16 @@ from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
 from mooncake_connector.kv_layout import ByteArray, KVLayout
 from mooncake_connector.loader import Loader
+from mooncake_connector.log import get_logger
 from mooncake_connector.metadata import RankAnswer, StepPlan
 from mooncake_connector.namespace import EngineFacts, build_namespace
 from mooncake_connector.saver import Saver
 from mooncake_connector.staging import Staging
 from mooncake_connector.tracing import LayerTrace
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 # A step without tokens has nothing to do but wait for loads; longer would delay a request that arrives.
-IDLE_STEP_WAIT_MS = 2.0
+IDLE_STEP_WAIT_MS = 5.0
 
 
 class WorkerSide:

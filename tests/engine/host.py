@@ -107,8 +107,14 @@ class EngineHolder:
             "totals": dict(self.totals),
         }
 
-    def reset(self) -> dict[str, Any]:
-        return {"ok": bool(self.llm.reset_prefix_cache())}
+    def reset(self, connector: bool = False) -> dict[str, Any]:
+        return {"ok": bool(self.llm.reset_prefix_cache(reset_connector=connector))}
+
+    def prometheus(self, prefix: str) -> dict[str, Any]:
+        from prometheus_client import REGISTRY
+
+        samples = [sample for family in REGISTRY.collect() for sample in family.samples]
+        return {"samples": {each.name: each.value for each in samples if each.name.startswith(prefix)}}
 
     def kill_at(self, place: str, pid: int, after: int = 0) -> dict[str, Any]:
         """SIGKILL to `pid` (0: this process) when the worker has passed `place` for the (after + 1)-th time.

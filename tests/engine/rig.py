@@ -142,7 +142,7 @@ class StoreProcess:
                 [
                     *(sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"),
                     *("--port", str(self.port), "--admin-port", str(free_port())),
-                    *("--pool-size", self.pool_size, "--ready-file", str(ready_file)),
+                    *("--pool-size-bytes", self.pool_size, "--ready-file", str(ready_file)),
                 ],
                 stdout=log,
                 stderr=log,

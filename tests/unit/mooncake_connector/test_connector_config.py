@@ -1,15 +1,28 @@
 """kv_connector_extra_config: what it accepts, and how it says no."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kvcore.errors import ConfigError
-from mooncake_connector.config import connector_config, engine_hash_seed
+from mooncake_connector.config import ConnectorConfig, connector_config, engine_hash_seed
 from mooncake_connector.pd import PDParams, parse_pd_params
 
 
 def test_defaults_need_no_key_at_all() -> None:
     config = connector_config(None, {})
     assert (config.load_mode, config.planes, config.save_decode_blocks) == ("async", ["shm", "tcp"], True)
+
+
+@pytest.mark.parametrize("name", ["vllm-kv-both.json", "vllm-kv-both-all-settings.json"])
+def test_the_example_files_say_what_the_defaults_are(name: str) -> None:
+    transfer = json.loads((Path(__file__).parents[3] / "configs" / name).read_text())
+    extra = transfer["kv_connector_extra_config"]
+    assert connector_config(extra, {}) == ConnectorConfig()
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    if "all-settings" in name:
+        assert sorted(extra) == sorted(ConnectorConfig.__struct_fields__)
 
 
 def test_sizes_and_durations_are_written_as_people_do() -> None:

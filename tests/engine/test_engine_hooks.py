@@ -1,0 +1,153 @@
+"""Edges between vLLM's objects and ours: what is refused, counters on vLLM's own roads, the entry point."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvcore import metrics
+from kvcore.errors import ConfigError
+from tests.engine.rig import (
+    BLOCK_TOKENS,
+    DOCUMENT,
+    EngineHost,
+    StoreProcess,
+    request,
+    transfer_config,
+)
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+# vLLM's own imports are not ours to keep free of warnings.
+imports_vllm = pytest.mark.filterwarnings("ignore")
+
+
+def spec(name: str, **attributes: Any) -> Any:
+    return type(name, (), {"block_size": BLOCK_TOKENS, **attributes})()
+
+
+def kv_cache(*specs: Any, **attributes: Any) -> Any:
+    groups = [SimpleNamespace(kv_cache_spec=each) for each in specs]
+    return SimpleNamespace(kv_cache_groups=groups, **attributes)
+
+
+def vllm_config(**parallel: Any) -> Any:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{"decode_context_parallel_size": 1, **parallel}),
+        cache_config=SimpleNamespace(calculate_kv_scales=False),
+    )
+
+
+@imports_vllm
+def test_caches_whose_blocks_keep_their_tokens_are_taken() -> None:
+    from mooncake_connector import compat
+
+    full, latent = spec("FullAttentionSpec"), spec("MLAAttentionSpec")
+    mixed = spec("UniformTypeKVCacheSpecs", kv_cache_specs={"a": full, "b": latent})
+    for each in (full, latent, mixed):
+        compat.check_supported(vllm_config(), kv_cache(each))
+    assert compat.block_size_tokens(vllm_config(decode_context_parallel_size=2), kv_cache(full)) == 64
+    assert (
+        compat.block_size_tokens(
+            vllm_config(decode_context_parallel_size=2),
+            kv_cache(spec("FullAttentionSpec", dcp_sharded=False)),
+        )
+        == 32
+    )
+
+
+@imports_vllm
+@pytest.mark.parametrize(
+    ("cache", "config", "reason"),
+    [
+        (kv_cache(spec("FullAttentionSpec"), spec("MambaSpec")), vllm_config(), "2 KV cache groups"),
+        (kv_cache(spec("SlidingWindowSpec")), vllm_config(), "SlidingWindowSpec"),
+        (
+            kv_cache(
+                spec("UniformTypeKVCacheSpecs", kv_cache_specs={"a": spec("ChunkedLocalAttentionSpec")})
+            ),
+            vllm_config(),
+            "ChunkedLocalAttentionSpec",
+        ),
+        (
+            kv_cache(spec("FullAttentionSpec")),
+            vllm_config(prefill_context_parallel_size=2),
+            "context parallelism",
+        ),
+        (kv_cache(spec("FullAttentionSpec"), hash_block_size=16), vllm_config(), "16 tokens"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(cache: Any, config: Any, reason: str) -> None:
+    from mooncake_connector import compat
+
+    with pytest.raises(ConfigError, match=reason):
+        compat.check_supported(config, cache)
+
+
+@imports_vllm
+def test_scales_of_one_engine_alone_are_refused() -> None:
+    from mooncake_connector import compat
+
+    config = vllm_config()
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(ConfigError, match="calculate-kv-scales"):
+        compat.check_supported(config, kv_cache(spec("FullAttentionSpec")))
+
+
+@imports_vllm
+def test_stats_of_ranks_add_up_and_are_summed_for_the_log() -> None:
+    from mooncake_connector.stats import SuiteConnectorStats
+
+    first = SuiteConnectorStats(data={metrics.SAVED_BLOCKS_TOTAL: 2.0})
+    assert SuiteConnectorStats().is_empty()
+    total = first.aggregate(SuiteConnectorStats(data={metrics.SAVED_BLOCKS_TOTAL: 3.0, "later": 1}))
+    assert total.reduce() == {metrics.SAVED_BLOCKS_TOTAL: 5.0}
+    total.reset()
+    assert total.is_empty()
+
+
+@imports_vllm
+def test_full_cuda_graphs_are_ruled_out_and_registering_twice_is_fine() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    import mooncake_connector
+    from mooncake_connector.connector import MooncakeSuiteConnector
+
+    assert MooncakeSuiteConnector.requires_piecewise_for_cudagraph({})
+    mooncake_connector.register()
+    mooncake_connector.register()
+    assert KVConnectorFactory._registry["MooncakeSuiteConnector"]() is MooncakeSuiteConnector
+
+
+def test_counters_reach_prometheus_under_our_names_also_for_a_second_engine(
+    host: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        engine = {**engine_kwargs, "disable_log_stats": False}
+        host.call("start", engine=engine, transfer=transfer_config(store))
+        host.call("generate", requests=[request(DOCUMENT[:300])])
+        host.call("settle")
+        # Counters are handed over with a step: this one brings those of the save thread.
+        host.call("generate", requests=[request(DOCUMENT[:20], 2)])
+        samples = host.call("prometheus", prefix=metrics.CONNECTOR_PREFIX)["samples"]
+        moved = (metrics.SAVED_BLOCKS_TOTAL, metrics.LOADED_BLOCKS_TOTAL)
+        assert sum(samples[metrics.CONNECTOR_PREFIX + name] for name in moved) >= 9
+        assert samples[metrics.CONNECTOR_PREFIX + metrics.HOOK_ERRORS_TOTAL] == 0
+
+
+def test_a_setting_that_does_not_exist_stops_the_engine_with_its_name(
+    new_host: Callable[..., EngineHost], store: StoreProcess, engine_kwargs: dict[str, Any]
+) -> None:
+    wrong = new_host()
+    with pytest.raises(AssertionError, match="store_address"):
+        wrong.call("start", engine=engine_kwargs, transfer=transfer_config(store, store_adress="x"))
+    wrong.close()
+
+
+def test_resetting_the_connectors_cache_works(
+    host: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
+) -> None:
+    host.call("start", engine=engine_kwargs, transfer=transfer_config(store))
+    host.call("generate", requests=[request(DOCUMENT[:100])])
+    host.call("settle")
+    assert host.call("reset", connector=True)["ok"]
