@@ -72,8 +72,7 @@ class Disk:
         try:
             for segment_id in self._files.existing_ids():
                 self._open_segment(segment_id, on_segment)
-            for partial in self.directory.glob("segment-*.index.tmp"):
-                partial.unlink()
+            self._files.clear_leftovers()
         except OSError:
             self._files.unlock()
             raise

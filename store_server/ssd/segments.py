@@ -1,9 +1,10 @@
-"""The segment files of one path and their byte cap. Used by that disk's writer thread only."""
+"""The segment files of one path and their byte cap. Used by that disk's writer thread, but for `settle`."""
 
 import fcntl
 import logging
 import os
 import re
+import threading
 from collections import OrderedDict
 from pathlib import Path
 
@@ -96,6 +97,7 @@ class SegmentFiles:
         self.sizes_bytes: OrderedDict[int, int] = OrderedDict()
         self.used_bytes = 0
         self._next_id = 1
+        self._lock = threading.Lock()
         self._lock_fd = -1
 
     def lock(self) -> None:
@@ -122,10 +124,17 @@ class SegmentFiles:
         names = (_SEGMENT_NAME.match(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in names if match)
 
+    def clear_leftovers(self) -> None:
+        """Snapshots that a crash left half written, or without their segment."""
+        for path in self.directory.glob("segment-*.index*"):
+            if not path.name.endswith(".index") or not path.with_suffix(".kv").exists():
+                path.unlink()
+
     def adopt(self, segment_id: int, size_bytes: int) -> None:
         """Count a file found at start."""
-        self.sizes_bytes[segment_id] = size_bytes
-        self.used_bytes += size_bytes
+        with self._lock:
+            self.sizes_bytes[segment_id] = size_bytes
+            self.used_bytes += size_bytes
         self._next_id = max(self._next_id, segment_id + 1)
 
     def truncate(self, segment_id: int, size_bytes: int) -> None:
@@ -142,10 +151,12 @@ class SegmentFiles:
         return segment_id
 
     def discard(self, segment_id: int) -> None:
-        self.used_bytes -= self.sizes_bytes.pop(segment_id)
-        # The snapshot goes first: it must never outlive its segment and describe a later one.
-        snapshot_path(self.directory, segment_id).unlink(missing_ok=True)
-        segment_path(self.directory, segment_id).unlink(missing_ok=True)
+        """Delete one segment."""
+        with self._lock:
+            self.used_bytes -= self.sizes_bytes.pop(segment_id)
+            # The snapshot goes first: it must never outlive its segment and describe a later one.
+            snapshot_path(self.directory, segment_id).unlink(missing_ok=True)
+            segment_path(self.directory, segment_id).unlink(missing_ok=True)
 
     def reclaim_to(self, limit_bytes: int) -> list[int]:
         """Delete oldest segments until our files take no more than `limit_bytes`; their ids."""
@@ -189,16 +200,24 @@ class SegmentFiles:
         self.adopt(segment_id, size_bytes)
         return OpenSegment(segment_id, fd, size_bytes)
 
-    def seal(self, segment: OpenSegment) -> None:
-        """Give back the unused end, make the data durable, and write the snapshot of its index."""
+    def close(self, segment: OpenSegment) -> None:
+        """Nothing more is appended: give back the unused end. `settle` has to follow."""
         used_bytes = segment.contents.used_bytes
         os.ftruncate(segment.fd, used_bytes)
-        self.io.sync(segment.fd)
-        os.close(segment.fd)
-        if segment.segment_id in self.sizes_bytes:
+        with self._lock:
             self.used_bytes -= self.sizes_bytes[segment.segment_id] - used_bytes
             self.sizes_bytes[segment.segment_id] = used_bytes
-            self.write_snapshot(segment.segment_id, segment.contents)
+
+    def settle(self, segment: OpenSegment) -> None:
+        """Make a closed segment durable and write the snapshot of its index. From any thread: it may take
+        long, and appending to the next segment must not wait for it."""
+        try:
+            self.io.sync(segment.fd)
+        except OSError as error:
+            log.warning("%s: not synced: %s", segment_path(self.directory, segment.segment_id), error)
+        finally:
+            os.close(segment.fd)
+        self.write_snapshot(segment.segment_id, segment.contents)
 
     def write_snapshot(self, segment_id: int, contents: Contents) -> None:
         """Without a snapshot the segment is scanned at start, so failing to write one only costs time
@@ -213,7 +232,11 @@ class SegmentFiles:
                 file.write(encode_prelude(SNAPSHOT_MAGIC, prelude) + body)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(final)
+            with self._lock:
+                if segment_id in self.sizes_bytes:  # not reclaimed meanwhile
+                    partial.replace(final)
+                else:
+                    partial.unlink()
         except OSError as error:
             log.warning("%s: no index snapshot written: %s", final, error)
             partial.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from kvcore.wire.messages import Status
 from store_server.ssd.aligned import Arena
@@ -46,6 +47,7 @@ class Writer:
         self._full_until = 0.0
         self._open: OpenSegment | None = None
         self._arena = Arena(config.batch_bytes + MAX_WRITES_IN_BATCH * PAGE_BYTES)
+        self._settler = ThreadPoolExecutor(1, thread_name_prefix=f"ssd-{disk}-settler")
         self._thread = threading.Thread(target=self._run, name=f"ssd-{disk}-writer", daemon=True)
 
     def start(self) -> None:
@@ -177,8 +179,9 @@ class Writer:
 
     def _roll(self, min_bytes: int) -> None:
         if self._open is not None:
-            sealed, self._open = self._open, None
-            self._files.seal(sealed)
+            closed, self._open = self._open, None
+            self._files.close(closed)
+            self._settler.submit(self._files.settle, closed)
         dropped: list[int] = []
         try:
             self._open = self._files.create(min_bytes, dropped)
@@ -222,6 +225,8 @@ class Writer:
         if self._open is not None:
             segment, self._open = self._open, None
             try:
-                self._files.seal(segment)
+                self._files.close(segment)
             except OSError as error:
-                log.warning("%s: not sealed: %s", self._files.directory, error)
+                log.warning("%s: not truncated: %s", self._files.directory, error)
+            self._settler.submit(self._files.settle, segment)
+        self._settler.shutdown(wait=True)

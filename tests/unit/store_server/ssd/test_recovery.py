@@ -140,7 +140,9 @@ def test_of_a_key_on_two_disks_the_later_write_wins(tmp_path: Path) -> None:
 
 def test_partial_snapshots_of_a_crash_are_cleared_away(tmp_path: Path) -> None:
     fill(tmp_path, count=3)
-    leftover = tmp_path / "segment-000000000001.index.tmp"
-    leftover.write_bytes(b"half")
+    half = tmp_path / "segment-000000000001.index.tmp"
+    half.write_bytes(b"half")
+    orphan = tmp_path / "segment-000000000007.index"
+    shutil.copy(tmp_path / "segment-000000000001.index", orphan)
     expect(tmp_path, {0, 1, 2})
-    assert not leftover.exists()
+    assert not half.exists() and not orphan.exists()
