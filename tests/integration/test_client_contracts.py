@@ -13,7 +13,7 @@ from tests.integration.store_process import StoreProcess
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    store = StoreProcess(tmp_path_factory.mktemp("store")).start()
+    store = StoreProcess(tmp_path_factory.mktemp("store"), pool="96mb").start()
     yield store
     assert store.stop() == 0
 
@@ -21,20 +21,23 @@ def store(tmp_path_factory):
 class Clients:
     """Opens clients of an emptied store and closes them again."""
 
-    def __init__(self, address: str, planes: tuple[str, ...]) -> None:
+    def __init__(self, address: str, planes: tuple[str, ...], inline_bytes: int | None) -> None:
         self.address = address
         self.planes = planes
+        self.inline_bytes = inline_bytes
         self.closing = contextlib.ExitStack()
         self().evict()
 
     def __call__(self) -> StoreClient:
         client = self.closing.enter_context(StoreClient.connect(self.address, planes=self.planes))
         assert client.connected and client.counters()["plane"] == self.planes[0], client.counters()
+        if self.inline_bytes is not None:
+            client.plane.inline_bytes = self.inline_bytes
         return client
 
 
-def opener(address: str, *planes: str):
-    clients = Clients(address, planes)
+def opener(address: str, *planes: str, inline_bytes: int | None = None):
+    clients = Clients(address, planes, inline_bytes)
     with clients.closing:
         yield clients
         cleaner = clients()
@@ -76,9 +79,11 @@ class OverUnixSocket:
 
 
 class OverShm:
-    @pytest.fixture
-    def open_client(self, store):
-        yield from opener(store.address, "shm", "tcp")
+    @pytest.fixture(params=["mapped", "as by default"])
+    def open_client(self, store, request):
+        # Small things would go inline; here they go through the mapped pool as well.
+        inline_bytes = 0 if request.param == "mapped" else None
+        yield from opener(store.address, "shm", "tcp", inline_bytes=inline_bytes)
 
 
 class AsTransport(TransportContract):

@@ -44,7 +44,7 @@ def store(tmp_path):
 @pytest.mark.parametrize("planes", PLANES)
 def test_kill_and_restart(store, planes):
     with StoreClient.connect(store.address, planes=planes) as client:
-        assert client.put("before", bytes(200_000)) == Status.OK
+        assert client.put("before", bytes(300_000)) == Status.OK
         assert client.reserve([KEY], 400_000, 2) == [Status.OK]
         waiting = client.read_layers([b"never" + bytes(27)], 0, 1, [bytearray(5)], wait_ms=60_000)
         timer = threading.Timer(0.1, store.kill)
@@ -59,8 +59,8 @@ def test_kill_and_restart(store, planes):
         # The old reservation is of the old store; nothing may be written on its word.
         assert client.write_layers([KEY], 0, 1, [bytes(200_000)]).wait() == [Status.ABANDONED]
         assert client.get("before") is None
-        assert client.put("after", b"y" * 200_000) == Status.OK
-        assert client.get("after") == b"y" * 200_000
+        assert client.put("after", b"y" * 300_000) == Status.OK
+        assert client.get("after") == b"y" * 300_000
         counters = client.counters()
         assert counters["connections_lost_total"] == 1 and counters["connects_total"] == 2
         assert counters["plane"] == planes[0]
@@ -137,7 +137,7 @@ def test_the_plane_falls_back_and_says_why(tmp_path):
 
 def use_in_child(client: StoreClient, results) -> None:
     eventually(lambda: client.connected)
-    results.put((client.get("parent"), client.put("child", b"c" * 100_000), client.counters()["plane"]))
+    results.put((client.get("parent"), client.put("child", b"c" * 300_000), client.counters()["plane"]))
     client.close()
 
 
@@ -145,7 +145,7 @@ def use_in_child(client: StoreClient, results) -> None:
 def test_after_a_fork_both_go_on(store, planes):
     context = multiprocessing.get_context("fork")
     with StoreClient.connect(store.address, planes=planes) as client:
-        value = os.urandom(300_000)
+        value = os.urandom(400_000)
         assert client.put("parent", value) == Status.OK
         assert client.reserve([KEY], 10, 1) == [Status.OK]
         results = context.Queue()
@@ -154,7 +154,7 @@ def test_after_a_fork_both_go_on(store, planes):
         assert results.get(timeout=SOON_S) == (value, Status.OK, planes[0])
         child.join(SOON_S)
         assert child.exitcode == 0
-        assert client.get("child") == b"c" * 100_000
+        assert client.get("child") == b"c" * 300_000
         # The parent's connection, and what hangs on it, has not noticed anything.
         assert client.write_layers([KEY], 0, 1, [b"0123456789"]).wait() == [Status.OK]
         assert client.counters()["connections_lost_total"] == 0
@@ -172,7 +172,7 @@ def test_after_a_fork_both_go_on(store, planes):
     ],
 )
 def test_bytes_that_do_not_match_their_checksum(store, options, expected):
-    size_bytes = 200_000
+    size_bytes = 400_000
     with (
         StoreClient.connect(store.address) as writer,
         StoreClient.connect(store.address, **options) as reader,
@@ -193,7 +193,7 @@ def test_bytes_that_do_not_match_their_checksum(store, options, expected):
 
 def test_a_read_outlasts_its_lease_by_asking_again_or_is_a_miss(tmp_path):
     store = StoreProcess(tmp_path, "--default-lease-ms", "100", pool="16mb").start()
-    size_bytes = 300_000
+    size_bytes = 400_000
     try:
         with StoreClient.connect(store.address, planes=("shm",)) as client:
             value = os.urandom(size_bytes)
