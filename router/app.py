@@ -41,6 +41,7 @@ class Router:
         self.scheduler = Scheduler(
             make_policy(config.prefill_policy or config.policy, config.scheduling),
             make_policy(config.decode_policy or config.policy, config.scheduling),
+            config.scheduling,
         )
         self.generation = pd_protocol(config.pd_protocol)
         self._keys = tuple(key.encode() for key in config.api_keys)

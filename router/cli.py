@@ -18,8 +18,7 @@ from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
 from router.app import Router
-from router.config import RouterConfig
-from router.core.policies import POLICIES
+from router.config import LOAD_POLICIES, RouterConfig
 from router.discovery import StaticDiscovery
 from router.protocols import PD_PROTOCOLS
 
@@ -84,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     engines.add_argument("--prefill", action="append", metavar="URL", help="a prefill engine; repeat it")
     engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat it")
-    names = ", ".join(sorted(POLICIES))
+    names = ", ".join(LOAD_POLICIES)
     engines.add_argument("--policy", metavar="NAME", help=f"{names} (default: round_robin)")
     engines.add_argument("--prefill-policy", metavar="NAME", help="for the prefill pool (default: --policy)")
     engines.add_argument("--decode-policy", metavar="NAME", help="for the decode pool (default: --policy)")

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterable
 
 from router.breaker import BreakerConfig
-from router.core.view import ClusterView, InstanceState
+from router.core.view import ClusterView, InstanceState, Role
 from router.http.upstream import UpstreamPool
-from router.instance import Health, Instance, InstanceSpec, Role, parse_instance_url
+from router.instance import Health, Instance, InstanceSpec, parse_instance_url
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,15 @@ from msgspec import Meta
 from kvcore.errors import ConfigError
 from router.breaker import BreakerConfig
 from router.core.settings import Settings
+from router.core.view import Role
 from router.http.limits import HttpLimits
-from router.instance import InstanceSpec, Role, parse_instance_url
+from router.instance import InstanceSpec, parse_instance_url
 
 Milliseconds = Annotated[float, Meta(gt=0)]
+
+
+# Those that decide by what the router knows of an instance without reading prompts: its load and its turn.
+LOAD_POLICIES = ("round_robin", "least_loaded", "power_of_two", "random", "session_sticky")
 
 
 class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +88,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling: Settings = Settings()
 
     def instance_specs(self) -> list[InstanceSpec]:
-        """Checked: ConfigError when nothing could be routed, or a pool lacks its other half."""
+        """Checked: ConfigError when nothing could be routed, by whatever mistake."""
+        for name in (self.policy, self.prefill_policy or self.policy, self.decode_policy or self.policy):
+            if name not in LOAD_POLICIES:
+                raise ConfigError(f"no routing policy {name!r}; there are: {', '.join(LOAD_POLICIES)}")
         groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
         specs: dict[str, InstanceSpec] = {}
         for role, urls in groups:

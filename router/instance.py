@@ -7,14 +7,8 @@ import msgspec
 
 from kvcore.errors import ConfigError
 from router.breaker import Breaker, BreakerConfig
-from router.core.view import InstanceState
+from router.core.view import InstanceState, Role
 from router.http.upstream import UpstreamPool
-
-
-class Role(str, Enum):
-    MIXED = "mixed"
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 class Health(str, Enum):

@@ -36,7 +36,7 @@ def read_request_view(request_id: str, request: Request, *, generates: bool) -> 
         try:
             hints = _HINTS.decode(request.body)
         except msgspec.DecodeError as error:
-            raise BadInput(f"the request body is not a JSON object: {error}") from None
+            raise BadInput(f"the request body cannot be read as a JSON object: {error}") from None
     headers = request.headers
     return RequestView(
         request_id,

@@ -14,7 +14,6 @@ as the prefill engine commits them (design: "layer-wise streaming"). So the pref
 
 import msgspec
 
-from router.core.decision import Rejection, RejectReason
 from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg
 from router.http.request import Request
@@ -51,27 +50,19 @@ class SuiteExchange(Exchange):
         try:
             self._fields = read_fields(self.request.body)
         except msgspec.DecodeError as error:
-            self.give_up(400, f"the request body is not a JSON object: {error}")
+            self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
             return
         now = self.now()
         decision = self.schedule(now)
-        if decision.reject is not None and decision.reject.reason is not RejectReason.NO_INSTANCE:
+        if decision.reject is not None or decision.decode is None:
             self.reject(decision.reject)
-        elif decision.prefill is None or decision.decode is None:
-            self._start_decode_only(decision.reject, now)
+            return
+        if decision.prefill is None:
+            self.services.metrics.decode_only += 1  # no prefill instance: slower, but served
         else:
             self._prefill = Prefill(self, self, self._body_for("prefill", prefill_fields(self._fields)))
             self._prefill.start(decision.prefill, now)
-            self.send_answer(decision.decode, now)
-
-    def _start_decode_only(self, rejection: Rejection | None, now: float) -> None:
-        """Without any prefill instance: slower, but served."""
-        choice = self.services.scheduler.choose_decode(self.view, self.services.cluster.view(now), now)
-        if choice.instance is None:
-            self.reject(rejection)
-            return
-        self.services.metrics.decode_only += 1
-        self.send_answer(choice.instance, now)
+        self.send_answer(decision.decode, now)
 
     def answer_body(self) -> bytes:
         return self.request.body if self._prefill is None else self._body_for("decode", self._fields)

@@ -1,0 +1,143 @@
+"""Flags, file and environment end in one checked configuration."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcore.errors import ConfigError
+from router.app import Router
+from router.cli import main, make_parser, read_config, summary, write_ready_file
+from router.config import RouterConfig
+from router.core.view import Role
+from router.discovery import StaticDiscovery
+from router.instance import InstanceSpec, parse_instance_url
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_mixed_engines_from_flags() -> None:
+    config, _ = read_config(["--worker-urls", "http://a:1", "http://b:2/", "--policy", "least_loaded"])
+    assert config.instance_specs() == [
+        InstanceSpec("http://a:1", Role.MIXED),
+        InstanceSpec("http://b:2", Role.MIXED),
+    ]
+    assert summary(config) == "2 engines, least_loaded"
+
+
+def test_separate_pools_from_flags() -> None:
+    config, _ = read_config(
+        [
+            "--prefill",
+            "http://p:1",
+            "--decode",
+            "d:2",
+            "--decode",
+            "http://[::1]:3",
+            "--decode-policy",
+            "random",
+        ]
+    )
+    assert config.instance_specs() == [
+        InstanceSpec("http://p:1", Role.PREFILL),
+        InstanceSpec("http://d:2", Role.DECODE),
+        InstanceSpec("http://[::1]:3", Role.DECODE),
+    ]
+    assert "1 prefill by round_robin, 2 decode by random" in summary(config)
+
+
+def test_flags_of_the_vllm_router_family_mean_the_same() -> None:
+    flags = """
+        --worker-urls http://a:1 --request-timeout-secs 60 --max-payload-size 1000 --retry-max-retries 2
+        --cb-failure-threshold 4 --cb-timeout-duration-secs 1.5 --health-check-interval-secs 3
+        --health-check-endpoint /ping --health-failure-threshold 9 --disable-circuit-breaker
+    """
+    config, _ = read_config(flags.split())
+    assert config.request_timeout_ms == 60_000
+    assert config.http.max_body_bytes == 1000
+    assert config.retry.max_retries == 2
+    assert (config.breaker.failure_threshold, config.breaker.open_ms) == (4, 1500)
+    assert not config.breaker.enabled
+    assert (config.health.interval_ms, config.health.path) == (3000, "/ping")
+    assert config.health.failure_threshold == 9
+    assert read_config(["--disable-retries"])[0].retry.max_retries == 0
+
+
+def test_flags_win_over_the_environment_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(
+        'port = 1\npolicy = "random"\nworker_urls = ["http://a:1"]\n[http]\nmax_body_bytes = "2kb"\n'
+    )
+    monkeypatch.setenv("MOONCAKE_ROUTER_PORT", "2")
+    monkeypatch.setenv("MOONCAKE_ROUTER_API_KEYS", "one,two")
+    config, _ = read_config(["--config", str(file), "--policy", "least_loaded"])
+    assert (config.port, config.policy, config.http.max_body_bytes) == (2, "least_loaded", 2048)
+    assert config.api_keys == ("one", "two")
+
+
+def test_the_example_file_is_complete_and_says_the_defaults() -> None:
+    config, _ = read_config(["--config", str(REPOSITORY / "configs" / "router.toml")])
+    assert config == RouterConfig(prefill=config.prefill, decode=config.decode)
+    assert len(config.instance_specs()) >= 2
+    text = (REPOSITORY / "configs" / "router.toml").read_text()
+    for name in RouterConfig.__struct_fields__:
+        assert name in text, f"{name} is missing from the example"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ([], "no engines"),
+        (["--prefill", "http://p:1"], "--decode is missing"),
+        (["--decode", "http://p:1"], "--prefill is missing"),
+        (["--worker-urls", "http://a:1", "--prefill", "http://p:1"], "cannot be mixed"),
+        (["--prefill", "http://a:1", "--decode", "http://a:1"], "given twice"),
+        (["--worker-urls", "https://a:1"], "over http://"),
+        (["--worker-urls", "http://a:1/v1"], "write it as"),
+        (["--worker-urls", "http://a:port"], "a:port"),
+        (["--worker-urls", "http://a:1", "--policy", "best"], "least_loaded"),
+        (["--prefill", "http://p:1", "--decode", "http://d:1", "--pd-protocol", "x"], "suite"),
+        (["--worker-urls", "http://a:1", "--port", "70000"], "port"),
+        (["--worker-urls", "http://a:1", "--request-timeout-secs", "soon"], "--request-timeout-secs"),
+        (["--config", "/does/not/exist.toml"], "cannot be read"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_a_hint(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--worker-urls", "http://127.0.0.1:1", "--port", str(port)]) == 1
+    assert "cannot listen" in capsys.readouterr().err
+
+
+def test_help_teaches() -> None:
+    text = make_parser().format_help()
+    for word in ("--worker-urls http://", "--prefill http://", "curl http://", "/metrics", "round_robin"):
+        assert word in text
+
+
+def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
+    file = tmp_path / "ready.json"
+    write_ready_file(file, {"pid": 1})
+    assert json.loads(file.read_text()) == {"pid": 1}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_unknown_protocol_or_policy_is_refused_before_listening() -> None:
+    with pytest.raises(ConfigError, match="round_robin"):
+        Router(RouterConfig(policy="x"), StaticDiscovery([]))
+
+
+def test_urls() -> None:
+    assert parse_instance_url("http://host") == ("host", 80)
+    assert parse_instance_url("127.0.0.1:8000") == ("127.0.0.1", 8000)
