@@ -55,7 +55,8 @@ class LayerwiseStore(Protocol):
         self, keys: Sequence[bytes], layer_begin: int, layer_end: int, buffers: Sequence[Any]
     ) -> Transfer:
         """Write and commit layers of objects reserved by this client. buffers[i]: one buffer or a sequence of
-        buffers, kept unchanged by the caller until the transfer is done."""
+        buffers, kept unchanged by the caller until the transfer is done. ABANDONED: this client is not, or no
+        longer, the writer of that key; INVALID: wrong size, or not the next layers."""
         ...
 
     def read_layers(

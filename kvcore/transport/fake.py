@@ -104,9 +104,9 @@ class FakeStore:
         item = self.objects.get(key)
         if (status := self.scripted("write")) is not None:
             return status
-        if item is None:
+        if item is None or item.owner != owner or item.sealed:
             return Status.ABANDONED
-        if item.owner != owner or item.sealed or not begin == item.layers_ready < end <= item.num_layers:
+        if not begin == item.layers_ready < end <= item.num_layers:
             return Status.INVALID
         low, high = layer_span(len(item.data), item.num_layers, begin, end)
         if total_bytes(views) != high - low:
