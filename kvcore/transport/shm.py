@@ -1,9 +1,11 @@
 """The shm plane, for clients on the store's own host: bytes are copied through the mapped pool.
 
-Reads: Acquire -> copy -> Release. Writes: (Reserve has granted the extents) copy -> Commit. Batches that are
+Reads: Acquire -> copy -> Release, which travels with the next Acquire where that holds up little. Writes: (Reserve has granted the extents) copy -> Commit. Batches that are
 small in all go inline through the tcp plane: one round trip is then cheaper than the two of a lease.
 """
 
+import collections
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -45,6 +47,9 @@ from kvcore.wire.messages import (
 
 # Up to here one round trip with the bytes beats two without: measured, they cross at 300 to 400 KiB.
 INLINE_BYTES = 256 << 10
+# How much of the pool an idle client may hold on to until its leases run out.
+MAX_LINGERING_BYTES = 16 << 20
+MAX_LINGERING_LEASES = 4
 # The store's clock and ours are the same one, but not read at the same moment.
 LEASE_MARGIN_S = 0.05
 UNLIMITED_BYTES = 1 << 62
@@ -80,7 +85,7 @@ class AcquirePart:
             return self._copy(outcome)
         finally:
             if outcome.lease:
-                channel.forget(Release, (outcome.lease,))
+                self._plane.end_lease(outcome.lease, self.moved_bytes)
             if self._corrupt:
                 # Left there it could neither be read nor be written again.
                 channel.forget(Remove, (self._corrupt,))
@@ -88,7 +93,14 @@ class AcquirePart:
     def _acquire(self, wait_ms: int) -> Call:
         return self._plane.channel.start(
             Acquire,
-            (self._keys, self._plane.lease_ms, self._layer_end, wait_ms, self._layer_begin),
+            (
+                self._keys,
+                self._plane.lease_ms,
+                self._layer_end,
+                wait_ms,
+                self._layer_begin,
+                self._plane.take_ended_leases(),
+            ),
             stall_s=self._plane.timeout_s,
             wait_s=wait_ms / 1e3,
         )
@@ -202,6 +214,8 @@ class ShmTransport:
         self.inline_bytes = inline_bytes
         self._inline = inline
         self._reservations: dict[bytes, Reservation] = inline.reservations
+        # Its appends and pops are atomic.
+        self._ended_leases: collections.deque[int] = collections.deque()
 
     def register(self, buffer: Buffer) -> UnpinnedRegion:
         return UnpinnedRegion(buffer)
@@ -255,6 +269,21 @@ class ShmTransport:
             for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys)
         ]
         return self._transfer(parts, len(keys), self._inline.on_write)
+
+    def end_lease(self, lease: int, size_bytes: int) -> None:
+        """Nobody reads under it any more. A message of its own costs the store as much as an Acquire, so what
+        is small waits for the next one; should none come, the lease ends by time."""
+        if 0 < size_bytes <= MAX_LINGERING_BYTES and len(self._ended_leases) < MAX_LINGERING_LEASES:
+            self._ended_leases.append(lease)
+        else:
+            self.channel.forget(Release, (lease,))
+
+    def take_ended_leases(self) -> list[int]:
+        taken: list[int] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._ended_leases.popleft())
+        return taken
 
     def sums(self, values: Sequence[list[memoryview]]) -> list[int]:
         return [checksum(views) for views in values] if self._inline.checksums else []

@@ -272,6 +272,7 @@ class Acquire(Message, frozen=True, array_like=True, tag=33):
 
     Waits like Await when `wait_ms` > 0. Bytes copied after the lease ended must be thrown away.
     `layer_begin` tells the store which layers are going to be copied; it changes nothing but its counters.
+    `release`: leases of this connection that end here, which saves a Release for each.
     """
 
     keys: list[bytes]
@@ -279,6 +280,7 @@ class Acquire(Message, frozen=True, array_like=True, tag=33):
     layer_end: int = 0
     wait_ms: int = 0
     layer_begin: int = 0
+    release: list[int] = []
 
 
 class AcquireReply(Message, frozen=True, array_like=True, tag=34):

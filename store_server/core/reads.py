@@ -129,6 +129,8 @@ class Reads:
         return self._statuses(request, None)
 
     def acquire(self, session: Session, request: Acquire, now: float) -> AcquireReply | None:
+        for lease in request.release:
+            self._leases.release(session, lease)
         if self._parked(session, request, now):
             return None
         return self._lease(session, request, None, now)

@@ -263,6 +263,26 @@ def test_grants_that_reach_out_of_the_pool_are_refused(bench, shm, grant):
     assert shm.submit(write).wait() == [Status.UNAVAILABLE]
 
 
+def test_a_lease_over_little_ends_with_the_next_acquire_and_one_over_much_at_once(
+    bench, shm, pool, monkeypatch
+):
+    grant = m.Grant(0, [0, SIZE], SIZE, 1, 1)
+    for lease, expected in ((9, []), (10, [9])):
+        read = shm.submit(ReadBatch(keys=KEYS[:1], buffers=[bytearray(SIZE)], layer_end=1))
+        request, _ = bench.peer.expect()
+        assert isinstance(request, m.Acquire) and request.release == expected
+        bench.peer.reply(m.AcquireReply(request.id, lease, [grant]))
+        assert read.wait() == [Status.OK]
+    monkeypatch.setattr("kvcore.transport.shm.MAX_LINGERING_BYTES", SIZE - 1)
+    read = shm.submit(ReadBatch(keys=KEYS[:1], buffers=[bytearray(SIZE)], layer_end=1))
+    request, _ = bench.peer.expect()
+    assert isinstance(request, m.Acquire) and request.release == [10]
+    bench.peer.reply(m.AcquireReply(request.id, 11, [grant]))
+    assert read.wait() == [Status.OK]
+    released, _ = bench.peer.expect()
+    assert isinstance(released, m.Release) and released.lease == 11
+
+
 def test_bytes_copied_while_the_store_hung_up_are_a_miss(bench, shm, pool):
     pool.memory[:SIZE] = os.urandom(SIZE)
     buffer = bytearray(SIZE)

@@ -150,6 +150,17 @@ def test_a_lease_keeps_bytes_until_release() -> None:
     assert store.space.allocator.used_bytes == 0
 
 
+def test_leases_end_in_the_next_acquire_but_only_those_of_the_same_session() -> None:
+    store = new_store()
+    session, other = store.open_session(), store.open_session()
+    put(store, session, [key(1), key(2)], KIB)
+    first = acquire(store, session, [key(1)])
+    foreign = acquire(store, other, [key(1)])
+    store.reads.acquire(session, Acquire(2, [key(2)], 1000, release=[first, foreign, 999]), 0.0)
+    assert first not in session.lease_numbers
+    assert foreign in other.lease_numbers
+
+
 def test_nothing_found_is_no_lease() -> None:
     store = new_store()
     assert acquire(store, store.open_session(), [key(1)]) == 0
