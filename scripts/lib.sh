@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts here; source it. Makes the two Python environments, once, and says what it does.
 #
 #   ensure_env dev      linters and every test that needs no engine     -> $ENV_PYTHON
@@ -38,7 +39,7 @@ apt_install() {
 find_python() {
     local wanted="$SUITE_PYTHON_VERSION" candidate
     for candidate in "${PYTHON:-}" "python$wanted" python3; do
-        [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+        if [ -z "$candidate" ] || ! command -v "$candidate" >/dev/null; then continue; fi
         if "$candidate" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$wanted')"; then
             SUITE_PYTHON="$(command -v "$candidate")"
             "$SUITE_PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
