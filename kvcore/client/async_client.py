@@ -159,7 +159,7 @@ class AsyncStoreClient:
         token: str = "",
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
         connect_timeout_ms: float = 2000.0,
-        silence_ms: float = 1000.0,
+        silence_ms: float = 2000.0,
         client_name: str = "",
         checksums: bool = True,
     ) -> None:

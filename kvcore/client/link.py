@@ -105,10 +105,15 @@ class LinkKeeper:
         """Makes sure that somebody is trying to connect."""
         with self._lock:
             if self._link is None and self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(
-                    target=self._keep_trying, name="mooncake-reconnect", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._keep_trying, name="mooncake-reconnect", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The interpreter is shutting down, or out of threads: the caller still gets its miss.
+                    self.last_error = str(error)
+                    self._attempted.set()
+                else:
+                    self._thread = thread
 
     def close(self) -> None:
         self._closed.set()

@@ -73,7 +73,7 @@ class StoreClient:
         planes: Sequence[str] = ("shm", "tcp"),
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
         connect_timeout_ms: float = 2000.0,
-        silence_ms: float = 1000.0,
+        silence_ms: float = 2000.0,
         client_name: str = "",
         checksums: bool = True,
         verify_shm: bool = False,

@@ -100,6 +100,8 @@ class LayerwiseStoreContract:
         assert client.reserve([key_of(0)], OBJECT_BYTES, LAYERS) == [Status.OK]
         keys = [key_of(0), key_of(1)]
         read = other.read_layers(keys, 0, 1, [bytearray(LAYER_BYTES) for _ in keys], wait_ms=60_000)
+        # Answered in order on one connection, so the read is waiting by then.
+        assert other.lookup(keys).num_hits == 0
         assert not read.done()
         client.abort(keys)
         assert read.wait() == [Status.ABANDONED] * 2

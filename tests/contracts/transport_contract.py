@@ -55,6 +55,11 @@ class TransportContract:
         batch = WriteBatch(keys=keys, buffers=values, layer_begin=0, layer_end=LAYERS)
         assert peer.transport.submit(batch).wait() == [Status.OK] * len(keys)
 
+    def settle(self, peer: Peer) -> None:
+        """Whatever this peer has submitted before has reached the store when this returns."""
+        probe = ReadBatch(keys=[key_of(999)], buffers=[bytearray(1)])
+        assert peer.transport.submit(probe).wait() == [Status.MISSING]
+
     def test_what_is_written_is_read(self, writer: Peer, reader: Peer) -> None:
         self.store(writer, range(3))
         buffers = [bytearray(OBJECT_BYTES) for _ in range(3)]
@@ -129,6 +134,7 @@ class TransportContract:
         read = reader.transport.submit(
             ReadBatch(keys=keys, buffers=[bytearray(OBJECT_BYTES) for _ in keys], wait_ms=60_000)
         )
+        self.settle(reader)
         assert not read.done()
         writer.abort(keys)
         assert read.wait() == [Status.ABANDONED] * 2
@@ -232,6 +238,7 @@ class TransportContract:
         waiting = reader.transport.submit(
             ReadBatch(keys=[key_of(8)], buffers=[bytearray(OBJECT_BYTES)], wait_ms=60_000)
         )
+        self.settle(reader)
         assert not waiting.done()
         peer.transport.close()
         assert waiting.wait() == [Status.ABANDONED]
