@@ -167,8 +167,9 @@ class Reserve(Message, frozen=True, array_like=True, tag=21):
     without a commit within the store's reservation timeout is abandoned. The bytes of layers come by Write
     (tcp), or through the granted extents followed by Commit (shm, rdma).
 
-    `parents[i]`: the key of the block before keys[i] in its prefix, b"" for a first block; empty when not
-    known. Prefix-aware eviction goes by it.
+    A store with an SSD may answer later, when writing back has made room, and FULL only if that took too
+    long. `parents[i]`: the key of the block before keys[i] in its prefix, b"" for a first block; empty when
+    not known. Prefix-aware eviction goes by it.
     """
 
     keys: list[bytes]
@@ -237,6 +238,8 @@ class Read(Message, frozen=True, array_like=True, tag=30):
 
     With `wait_ms` > 0 the answer waits until those layers of every key are committed, also for keys nobody
     has reserved yet; a key that ends otherwise (ABANDONED, TIMED_OUT, MISSING) has no bytes in the payload.
+    Objects on SSD come to DRAM first: the answer waits for them also without `wait_ms`, for as long as the
+    store is set to wait for its disks.
     """
 
     keys: list[bytes]
