@@ -295,6 +295,7 @@ class StoreClient:
         return found
 
     def remove(self, key: str | bytes, *, force: bool = False) -> Status:
+        self._settle()
         return self._ask_statuses(m.Remove, [key], force)[0]
 
     def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status:
@@ -304,6 +305,7 @@ class StoreClient:
         return self._ask_statuses(m.Unpin, [key])[0]
 
     def evict(self, size_bytes: int = 0) -> tuple[int, int]:
+        self._settle()
         outcome = self._ask(m.Evict, size_bytes)
         return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
 
@@ -331,6 +333,11 @@ class StoreClient:
         if link is None:
             return self._unavailable(self._counters.read, len(keys))
         return link.plane.submit_read(named_all(keys), sizes_bytes, sink).wait()
+
+    def _settle(self) -> None:
+        link = self._keeper.current()
+        if link is not None:
+            link.plane.settle()
 
     def _unavailable(self, observe: Observer, num_keys: int) -> list[Status]:
         statuses = [Status.UNAVAILABLE] * num_keys

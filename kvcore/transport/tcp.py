@@ -182,6 +182,9 @@ class TcpTransport:
             self.on_write,
         )
 
+    def settle(self) -> None:
+        """Tells the store what may wait otherwise: on this plane nothing does."""
+
     def close(self) -> None:
         self.channel.close()
 

@@ -32,7 +32,7 @@ class Clients:
         client = self.closing.enter_context(StoreClient.connect(self.address, planes=self.planes))
         assert client.connected and client.counters()["plane"] == self.planes[0], client.counters()
         if self.inline_bytes is not None:
-            client.plane.inline_bytes = self.inline_bytes
+            client.plane.inline_read_bytes = client.plane.inline_put_bytes = self.inline_bytes
         return client
 
 

@@ -45,7 +45,7 @@ class SameAnswers(RuleBasedStateMachine):
             StoreClient.connect(self.address, planes=("tcp",)),
             StoreClient.connect(self.address, planes=("shm",)),
         ]
-        self.reals[1].plane.inline_bytes = 0
+        self.reals[1].plane.inline_read_bytes = self.reals[1].plane.inline_put_bytes = 0
         for key in KEYS:
             self.reals[0].remove(key, force=True)
 

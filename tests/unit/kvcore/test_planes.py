@@ -15,7 +15,7 @@ from kvcore.transport.base import ReadBatch, WriteBatch
 from kvcore.transport.checksums import checksum, is_corrupt, layer_checksums
 from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
 from kvcore.transport.parts import Reservation, cut
-from kvcore.transport.shm import INLINE_BYTES, ShmTransport
+from kvcore.transport.shm import INLINE_READ_BYTES, ShmTransport
 from kvcore.transport.tcp import TcpTransport
 from kvcore.wire import messages as m
 from kvcore.wire.messages import Status
@@ -237,7 +237,7 @@ def shm(bench, pool):
     plane.close()
 
 
-SIZE = INLINE_BYTES + 1024
+SIZE = INLINE_READ_BYTES + 1024
 
 
 @pytest.mark.parametrize(
