@@ -15,6 +15,8 @@ from mooncake_connector.kv_layout import KVLayout
 
 # A follower looks at this interval whether its request was cancelled meanwhile.
 FOLLOW_SLICE_MS = 500.0
+# A writer sends one layer of a whole prefill chunk in one go; its parts may arrive so far apart.
+SAME_CHUNK_MS = 10.0
 # What a waiting read may take on top of its wait: the bytes themselves, and a busy host.
 TRANSFER_GRACE_MS = 2_000.0
 
@@ -98,46 +100,52 @@ def load_layer_by_layer(load: LoadContext, layer_done: Callable[[int, int], None
 def follow_writer(load: LoadContext, begin: int, end: int) -> int:
     """Blocks [begin, end) of a prefill engine that is still computing them, or has not begun.
 
-    Each batch waits for layer 0 of all its blocks; then the other layers are asked for at once, in the order
-    in which the writer commits them. Ends at once when the writer gives a block up.
+    Waits for layer 0 of some blocks, takes along those of the same prefill chunk, and asks for their other
+    layers at once, in the order in which the writer commits them; then the next chunk. Ends early when the
+    writer gives a block up.
     """
-    complete = begin
-    for batch in load.batches(begin, end):
-        complete = batch.start + _follow_batch(load, batch)
-        if complete < batch.stop:
+    complete, goes_on = begin, True
+    while complete < end and goes_on:
+        arrived, goes_on = _await_chunk(load, complete, end)
+        if arrived == complete:
             break
+        complete = _follow_layers(load, complete, arrived)
+        goes_on = goes_on and complete == arrived
     return complete
 
 
-def _follow_batch(load: LoadContext, batch: range) -> int:
-    num_layers = load.layout.num_layers
-    alive = _await_first_layer(load, batch)
-    if alive == 0:
-        return 0
-    load.on_layers(range(1), batch.start)
-    rest = range(batch.start, batch.start + alive)
+def _follow_layers(load: LoadContext, begin: int, end: int) -> int:
+    load.on_layers(range(1), begin)
+    alive, chunk = end - begin, range(begin, end)
     wait_ms = load.remaining_ms()
-    transfers = [load.submit(rest, layer, layer + 1, wait_ms) for layer in range(1, num_layers)]
+    transfers = [load.submit(chunk, layer, layer + 1, wait_ms) for layer in range(1, load.layout.num_layers)]
     for layer, transfer in enumerate(transfers, start=1):
         statuses = transfer.wait(load.remaining_ms() + TRANSFER_GRACE_MS)
         alive = min(alive, _leading_ok(statuses))
         if alive:
-            load.on_layers(range(layer, layer + 1), batch.start)
-    return alive
+            load.on_layers(range(layer, layer + 1), begin)
+    return begin + alive
 
 
-def _await_first_layer(load: LoadContext, batch: range) -> int:
-    """How many leading blocks have their first layer here; waits in slices so that a cancel is noticed."""
-    arrived = 0
-    while arrived < len(batch) and not load.cancelled:
-        wait_ms = min(FOLLOW_SLICE_MS, load.remaining_ms())
-        waiting = range(batch.start + arrived, batch.stop)
-        statuses = load.submit(waiting, 0, 1, wait_ms).wait(wait_ms + TRANSFER_GRACE_MS)
+def _await_chunk(load: LoadContext, begin: int, end: int) -> tuple[int, bool]:
+    """(end of the blocks from `begin` on whose layer 0 is here now, whether more may come)."""
+    arrived = begin
+    while arrived < end and not load.cancelled:
+        # Later batches of one chunk follow the first at once; if they do not, the chunk has ended.
+        limit_ms = FOLLOW_SLICE_MS if arrived == begin else SAME_CHUNK_MS
+        wait_ms = min(limit_ms, load.remaining_ms())
+        batch = range(arrived, min(arrived + load.batch_blocks, end))
+        statuses = load.submit(batch, 0, 1, wait_ms).wait(wait_ms + TRANSFER_GRACE_MS)
         leading = _leading_ok(statuses)
         arrived += leading
-        if leading < len(waiting) and (statuses[leading] is not Status.TIMED_OUT or not load.remaining_ms()):
-            break
-    return arrived
+        if leading < len(batch):
+            if statuses[leading] is not Status.TIMED_OUT:
+                return arrived, False
+            if arrived > begin:
+                return arrived, True
+            if not load.remaining_ms():
+                return arrived, False
+    return arrived, not load.cancelled
 
 
 def _leading_ok(statuses: Sequence[Status]) -> int:

@@ -70,7 +70,7 @@ class Loader:
                 self._submit(spec)
             except Exception as error:  # a request that is never reported would wait for ever
                 self._guard.report("load", error)
-                self._report(spec, 0)
+                self._report(spec, spec.block_ids)
 
     def _submit(self, spec: LoadSpec) -> None:
         load = _Load(spec, self._context(spec))
@@ -178,22 +178,28 @@ class Loader:
     def _give_up(self, load: _Load, complete: int) -> None:
         """Blocks from `complete` on are lost. They are zeroed before the engine may look at them."""
         lost = [block_id for block_id in load.spec.block_ids[complete:] if block_id not in load.lost_blocks]
-        if lost:
-            load.lost_blocks.update(lost)
-            self._layout.zero(lost)
+        if not lost:
+            return
+        load.lost_blocks.update(lost)
+        self._layout.zero(lost)
+        if load.spec.mode is LoadMode.SYNC:
+            # The step that runs right now must report them; it ends once the last layer counts as done.
+            with self._changed:
+                self._failed_blocks.update(lost)
 
     def _finish(self, load: _Load, complete: int) -> None:
         self._guard.call(None, self._give_up, load, complete)
         self._counters.add(metrics.LOADED_BLOCKS_TOTAL, complete)
         self._counters.add(metrics.LOADED_BYTES_TOTAL, complete * self._layout.block_size_bytes)
-        load.layers_done = self._layout.num_layers
-        self._report(load.spec, complete)
-
-    def _report(self, spec: LoadSpec, complete: int) -> None:
-        lost = spec.block_ids[complete:]
+        lost = load.spec.block_ids[complete:]
         if lost:
             self._counters.add(metrics.LOADS_FAILED_TOTAL)
             self._counters.add(metrics.LOAD_FAILED_BLOCKS_TOTAL, len(lost))
+        with self._changed:
+            load.layers_done = self._layout.num_layers
+        self._report(load.spec, lost if load.spec.mode is not LoadMode.SYNC else [])
+
+    def _report(self, spec: LoadSpec, lost: list[int]) -> None:
         with self._changed:
             self._running.pop(spec.request_id, None)
             self._failed_blocks.update(lost)

@@ -14,6 +14,7 @@ from tests.engine.rig import (
     EngineHost,
     StoreProcess,
     cached_of,
+    pd_params,
     request,
     tokens_of,
     transfer_config,
@@ -118,7 +119,6 @@ def test_engines_that_differ_never_share_a_byte(
     assert cached_of(host.call("generate", requests=REQUESTS))[0] == 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_old_and_new_vllm_find_each_others_blocks(
     new_host: Callable[..., EngineHost],
     peer: EngineHost,
@@ -126,25 +126,32 @@ def test_old_and_new_vllm_find_each_others_blocks(
     engine_kwargs: dict[str, Any],
     plain_tokens: Truth,
     old_vllm: Path,
-    dtype: str,
 ) -> None:
     old = new_host(python_path=[old_vllm])
-    engine, transfer = {**engine_kwargs, "dtype": dtype}, transfer_config(store)
-    truth = plain_tokens(PROMPTS[:2], MAX_TOKENS, dtype=dtype)
-    assert old.call("start", engine=engine, transfer=transfer)["version"].startswith(old_vllm.name[-6:])
-    assert tokens_of(old.call("generate", requests=REQUESTS[:1])) == truth[:1]
-    assert old.call("settle")["drained"]
+    old_version = old_vllm.name.rsplit("-", 1)[1]
+    for dtype in ("float32", "bfloat16"):
+        engine, transfer = {**engine_kwargs, "dtype": dtype}, transfer_config(store)
+        truth = plain_tokens(PROMPTS, MAX_TOKENS, dtype=dtype)
+        assert old.call("start", engine=engine, transfer=transfer)["version"].startswith(old_version)
+        assert not peer.call("start", engine=engine, transfer=transfer)["version"].startswith(old_version)
 
-    assert not peer.call("start", engine=engine, transfer=transfer)["version"].startswith(old_vllm.name[-6:])
-    answer = peer.call("generate", requests=REQUESTS[:1])
-    assert (tokens_of(answer), cached_of(answer)) == (truth[:1], FULL[:1])
-    peer.call("generate", requests=[request(PROMPTS[2])])
-    peer.call("settle")
+        assert tokens_of(old.call("generate", requests=REQUESTS[:1])) == truth[:1]
+        assert old.call("settle")["drained"]
+        answer = peer.call("generate", requests=REQUESTS[:1])
+        assert (tokens_of(answer), cached_of(answer)) == (truth[:1], FULL[:1])
 
-    old.call("reset")
-    answer = old.call("generate", requests=[request(PROMPTS[2])])
-    assert cached_of(answer) == [FULL[2]]
-    assert tokens_of(answer) == plain_tokens([PROMPTS[2]], MAX_TOKENS, dtype=dtype)
+        peer.call("generate", requests=REQUESTS[2:3])
+        peer.call("settle")
+        answer = old.call("generate", requests=REQUESTS[2:3])
+        assert (tokens_of(answer), cached_of(answer)) == (truth[2:3], FULL[2:3])
+
+    # And as a pair, either way round.
+    for prefill, decode, prompt in ((old, peer, DOCUMENT[13:600]), (peer, old, DOCUMENT[17:600])):
+        decode.send("generate", requests=[request(prompt, params=pd_params("decode", "t"))])
+        prefill.call("generate", requests=[request(prompt, 1, pd_params("prefill", "t"))])
+        answer = decode.receive()
+        assert cached_of(answer) == [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS]
+        assert tokens_of(answer) == plain_tokens([prompt], MAX_TOKENS, dtype="bfloat16")
     old.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcore.client.fake import FakeStore, FakeStoreClient
+from kvcore.keys import NAMESPACE_BYTES, block_key
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
@@ -42,6 +43,11 @@ def block_hashes(tokens: Sequence[int]) -> list[bytes]:
         parent = hashlib.sha256(parent + repr(tokens[end - BLOCK_TOKENS : end]).encode()).digest()
         hashes.append(parent)
     return hashes
+
+
+def name_of(block_hash: bytes) -> bytes:
+    """What the store's keys of a block have in common in all namespaces."""
+    return block_key(bytes(NAMESPACE_BYTES), block_hash)[NAMESPACE_BYTES:]
 
 
 def kv_bytes(block_hash: bytes, layer: int) -> Any:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kvcore import metrics
 from kvcore.client.fake import FakeStore
+from kvcore.keys import block_key
 from kvcore.wire.messages import Status
 from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec
-from tests.unit.mooncake_connector.rig import DEADLINE_MS, NUM_LAYERS, Engine, block_hashes
+from tests.unit.mooncake_connector.rig import DEADLINE_MS, NUM_LAYERS, Engine, block_hashes, name_of
 
 HASHES = block_hashes(range(24))
 BLOCKS = [9, 4, 11, 2, 13, 6]
@@ -65,7 +66,7 @@ def test_a_synchronous_load_has_each_layer_there_when_it_is_needed(batch_blocks:
 def test_a_lost_block_takes_those_behind_it_along(mode: LoadMode, missing: int) -> None:
     store = filled_store()
     engine = Engine(store, load_batch_blocks=4)
-    store.lose([key for key in store.objects if key[16:] == HASHES[missing][:16]])
+    store.lose([key for key in store.objects if key[16:] == name_of(HASHES[missing])])
     timeout_ms = 300 if mode is LoadMode.FOLLOW else DEADLINE_MS
     lost = engine.load(load_spec(mode, timeout_ms=timeout_ms))
     assert len(lost) == len(HASHES) - missing
@@ -115,7 +116,7 @@ def test_nothing_computed_on_top_of_a_failed_synchronous_load_becomes_visible() 
     tail = SaveSpec("r", HASHES[3:5], [0, 1])
     engine.step(loads=[load_spec(LoadMode.SYNC, HASHES[:3])], saves=[tail])
     assert engine.worker.drain(DEADLINE_MS)
-    assert {key[16:] for key in store.objects} == {HASHES[0][:16], HASHES[1][:16]}
+    assert {key[16:] for key in store.objects} == {name_of(HASHES[0]), name_of(HASHES[1])}
     engine.save(HASHES[3:5], [0, 1])
     assert len(store.objects) == 4, "the next step saves again"
     engine.close()
@@ -191,7 +192,7 @@ def test_a_prefill_engine_that_dies_wakes_its_follower_and_the_first_blocks_are_
 
 
 def key_of(engine: Engine, block_hash: bytes) -> bytes:
-    return engine.worker.answer.namespace + block_hash[:16]
+    return block_key(engine.worker.answer.namespace, block_hash)
 
 
 def test_a_follower_whose_prefill_never_comes_gives_up_after_its_time() -> None:
@@ -254,7 +255,7 @@ def test_exactly_the_leading_run_of_what_is_held_arrives(
     held: list[bool], batch_blocks: int, mode: LoadMode
 ) -> None:
     store = filled_store()
-    store.lose([key for key in store.objects if not held[[h[:16] for h in HASHES].index(key[16:])]])
+    store.lose([key for key in store.objects if not held[[name_of(h) for h in HASHES].index(key[16:])]])
     engine = Engine(store, load_batch_blocks=batch_blocks)
     lost = engine.load(load_spec(mode))
     leading = held.index(False) if False in held else len(held)

@@ -20,13 +20,14 @@ from tests.unit.mooncake_connector.rig import (
     block_hashes,
     engine_facts,
     kv_bytes,
+    name_of,
 )
 
 HASHES = block_hashes(range(16))
 
 
 def stored(store: FakeStore) -> dict[bytes, bytes]:
-    """Block hash (its first 16 bytes) -> bytes of sealed objects."""
+    """Name of a block -> bytes, of sealed objects."""
     return {key[16:]: bytes(item.data) for key, item in store.objects.items() if item.sealed}
 
 
@@ -35,7 +36,7 @@ def expected(block_hash: bytes) -> bytes:
 
 
 def check_contents(store: FakeStore, hashes: list[bytes]) -> None:
-    assert stored(store) == {block_hash[:16]: expected(block_hash) for block_hash in hashes}
+    assert stored(store) == {name_of(block_hash): expected(block_hash) for block_hash in hashes}
 
 
 def test_blocks_arrive_with_the_bytes_of_all_layers() -> None:
@@ -59,7 +60,7 @@ def test_the_store_learns_which_block_each_one_continues() -> None:
     )
     assert engine.worker.drain(DEADLINE_MS)
     told = {key[16:]: parent[16:] for key, parent in engine.client.parents.items()}
-    short = [block_hash[:16] for block_hash in HASHES]
+    short = [name_of(block_hash) for block_hash in HASHES]
     assert told == {short[0]: b"", short[1]: short[0], short[3]: short[2]}
     engine.close()
 
@@ -160,7 +161,7 @@ def test_full_staging_keeps_leading_blocks_and_counts_the_others() -> None:
     store.delay_ms = 0
     assert engine.worker.counters.take()[metrics.SAVE_SKIPPED_STAGING_TOTAL] >= 2
     for block_hash, data in stored(store).items():
-        assert data == expected(next(h for h in HASHES if h[:16] == block_hash))
+        assert data == expected(next(h for h in HASHES if name_of(h) == block_hash))
     assert all(item.sealed for item in store.objects.values()), "a lost block keeps no reservation"
 
     def before_layer(layer: int) -> None:
@@ -286,7 +287,7 @@ def test_whatever_goes_wrong_only_whole_and_right_blocks_are_visible(
     for blocks in steps:
         engine.step(saves=[SaveSpec("r", [HASHES[block] for block in blocks], blocks)])
     assert engine.worker.drain(DEADLINE_MS)
-    by_name = {block_hash[:16]: expected(block_hash) for block_hash in HASHES}
+    by_name = {name_of(block_hash): expected(block_hash) for block_hash in HASHES}
     assert all(data == by_name[name] for name, data in stored(store).items())
     assert all(item.sealed for item in store.objects.values())
     engine.close()
