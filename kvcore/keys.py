@@ -13,6 +13,7 @@ import xxhash
 NAMESPACE_BYTES = 16
 BLOCK_HASH_BYTES = 16
 BLOCK_KEY_BYTES = NAMESPACE_BYTES + BLOCK_HASH_BYTES
+_HALF_HASH_BYTES = BLOCK_HASH_BYTES // 2
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,12 +50,17 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def block_key(namespace_digest: bytes, block_hash: bytes) -> bytes:
-    """The 32-byte key of one block. Hashes shorter than 16 bytes are widened, longer ones are cut to 16."""
+    """The 32-byte key of one block.
+
+    Of hashes longer than 16 bytes the first and the last 8 are kept, because engines name a block in their
+    KV events by one of these (SGLang by the first, vLLM by the last): so the store can name it the same way
+    (kvcore/wire/events.py). Hashes shorter than 16 bytes are widened and cannot be told from a key.
+    """
     if len(namespace_digest) != NAMESPACE_BYTES:
         raise ValueError(f"a namespace digest has {NAMESPACE_BYTES} bytes, not {len(namespace_digest)}")
     if len(block_hash) < BLOCK_HASH_BYTES:
         return namespace_digest + xxhash.xxh3_128_digest(block_hash)
-    return namespace_digest + block_hash[:BLOCK_HASH_BYTES]
+    return namespace_digest + block_hash[:_HALF_HASH_BYTES] + block_hash[-_HALF_HASH_BYTES:]
 
 
 def block_keys(namespace_digest: bytes, block_hashes: Iterable[bytes]) -> list[bytes]:

@@ -18,6 +18,7 @@ CONNECTIONS = "connections"
 QUARANTINED_BYTES = "quarantined_bytes"
 WAITERS = "waiters"
 WAITING_FOR_ROOM = "waiting_for_room"  # writers held back until write-back to disk has made room
+LOAD = "load"  # share of one core that the store's loop takes, 0 to 1
 PROMOTIONS = "promotions"  # objects on their way from disk to DRAM
 
 # The store's SSD tier; there only when it has one. More of them: SSD_PREFIX + a key of SsdTier.stats()
@@ -40,6 +41,10 @@ RESERVE_FULL_TOTAL = "reserve_full_total"
 CORRUPT_TOTAL = "corrupt_total"
 LEASES_EXPIRED_TOTAL = "leases_expired_total"
 PROTOCOL_ERRORS_TOTAL = "protocol_errors_total"
+# With [events] only
+EVENTS_TOTAL = "events_total"
+EVENT_REPLAYS_TOTAL = "event_replays_total"
+EVENT_SNAPSHOTS_TOTAL = "event_snapshots_total"  # replays of more than the buffer held
 
 # Connector counters (bytes and blocks are those of one rank, summed over ranks by vLLM)
 LOOKUPS_TOTAL = "lookups_total"

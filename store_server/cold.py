@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvcore.metrics import SSD_PREFIX
 from kvcore.units import format_size
-from kvcore.wire.messages import Status
+from kvcore.wire.messages import Status, Tier
 from store_server.core.objects import StoredObject
+from store_server.core.placements import PlacementLog
 from store_server.core.store import Store
 from store_server.core.tiering import Acceptance, ColdObject
 from store_server.ssd import (
@@ -28,8 +29,11 @@ class SsdColdTier:
     """A `ColdTier`. `notify` is called from disk threads when `poll` has something to do. `open` and `close`
     block; everything else is the loop's."""
 
-    def __init__(self, config: SsdConfig, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, config: SsdConfig, notify: Callable[[], None], placements: PlacementLog | None = None
+    ) -> None:
         self._tier = SsdTier(config, notify)
+        self._placements = placements
         self._pool = memoryview(b"")
 
     def open(self, pool: memoryview) -> None:
@@ -58,6 +62,8 @@ class SsdColdTier:
         """Tells the core what has happened on the disks."""
         for outcome in self._tier.poll():
             if isinstance(outcome, Written):
+                if self._placements is not None and outcome.status is Status.OK:
+                    self._placements.stored((outcome.request.key,), Tier.SSD)
                 store.space.written(outcome.request.token, outcome.status)
             elif isinstance(outcome, Loaded):
                 status = Status.MISSING if outcome.status is Status.UNAVAILABLE else outcome.status
@@ -66,6 +72,8 @@ class SsdColdTier:
                 logger.info(
                     "objects left the SSD", extra={"objects": len(outcome.keys), "why": outcome.reason}
                 )
+                if self._placements is not None:
+                    self._placements.removed(outcome.keys, Tier.SSD)
                 store.space.no_longer_cold(outcome.keys)
             else:
                 assert isinstance(outcome, Removed)
@@ -101,6 +109,8 @@ class SsdColdTier:
         return self._tier.read(ReadRequest(obj.key, self._views(obj), obj))
 
     def remove(self, keys: Sequence[bytes]) -> None:
+        if self._placements is not None:
+            self._placements.removed([key for key in keys if key in self._tier], Tier.SSD)
         self._tier.remove(keys)
 
     def _views(self, obj: StoredObject) -> list[memoryview]:

@@ -9,6 +9,7 @@ from kvcore.units import format_size
 from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES
 from store_server.core.eviction import POLICIES
 from store_server.core.store import StoreLimits
+from store_server.events_config import EventsConfig
 from store_server.levels import StorageLevel, cpu_capacity_bytes, ssd_config
 from store_server.ssd import SsdConfig
 
@@ -67,6 +68,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         64 << 20
     )
 
+    events: EventsConfig = EventsConfig()
+
     log_level: Annotated[str, _help("debug, info, warning or error")] = "info"
     log_json: Annotated[bool, _help("log lines as JSON")] = False
 
@@ -109,6 +112,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.events.check()
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level {self.log_level!r} is not one of debug, info, warning, error")
 

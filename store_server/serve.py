@@ -62,6 +62,7 @@ def _addresses(config: StoreConfig, server: StoreServer, admin_port: int) -> dic
     def join(host: str, port: int) -> str:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    events_endpoint, events_replay_endpoint = server.events.endpoints if server.events else ("", "")
     return {
         "pid": os.getpid(),
         "host": config.host,
@@ -70,6 +71,8 @@ def _addresses(config: StoreConfig, server: StoreServer, admin_port: int) -> dic
         "unix_address": f"unix://{server.unix_path}",
         "admin_url": f"http://{join(config.admin_host, admin_port)}" if admin_port else "",
         "pool_size_bytes": server.pool.size_bytes,
+        "events_endpoint": events_endpoint,
+        "events_replay_endpoint": events_replay_endpoint,
     }
 
 

@@ -6,21 +6,23 @@ import errno
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvcore import metrics
 from kvcore.clock import Clock, WallClock
 from kvcore.errors import RequestRefused
 from kvcore.transport.host import host_id
 from kvcore.units import format_size
-from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer
+from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer, Tier
 from store_server.attach import AttachPoint
 from store_server.cold import SsdColdTier
 from store_server.config import StoreConfig
 from store_server.connection import StoreConnection
 from store_server.core.deadlines import NEVER
 from store_server.core.objects import Session
+from store_server.core.placements import PlacementLog
 from store_server.core.reads import Served
 from store_server.core.store import Store
 from store_server.core.tiering import Fate
@@ -28,6 +30,9 @@ from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
 from store_server.runtime_dir import RuntimeDir
+
+if TYPE_CHECKING:
+    from store_server.events import EventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +57,16 @@ class StoreServer:
         self.clock: Clock = clock or WallClock()
         self.server_id = secrets.token_hex(8)
         ssd = config.ssd()
-        self._cold = SsdColdTier(ssd, self._notify_cold) if ssd is not None else None
+        placements = PlacementLog() if config.events.endpoint else None
+        self._cold = SsdColdTier(ssd, self._notify_cold, placements) if ssd is not None else None
         self._cold_progress = asyncio.Event()
-        self.store = Store(config.limits(), self._cold)
+        self.store = Store(config.limits(), self._cold, placements)
+        self.events: EventPublisher | None = None
+        if placements is not None:
+            # Not at the top: nobody else needs ZMQ.
+            from store_server import events
+
+            self.events = events.EventPublisher(config.events, placements, self._holdings)
         self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
         self.views = PayloadViews(self.pool.view)
         self.tcp_port = 0
@@ -80,6 +92,8 @@ class StoreServer:
         if self._cold is not None:
             await asyncio.to_thread(self._cold.open, self.pool.view)
         loop.set_exception_handler(_log_loop_error)
+        if self.events is not None:
+            self.events.start()
         config = self.config
         tcp = await loop.create_server(lambda: StoreConnection(self), config.host, config.port, backlog=1024)
         self._listeners.append(tcp)
@@ -124,6 +138,8 @@ class StoreServer:
         for timer in (self._timer, self._upkeep):
             if timer is not None:
                 timer.cancel()
+        if self.events is not None:
+            await self.events.stop()
         if self._attach is not None:
             self._attach.close()
         if self.config.unix_path:
@@ -177,6 +193,8 @@ class StoreServer:
         if not self._is_evicting and store.space.is_above_high_watermark:
             self._is_evicting = True
             self._loop.call_soon(self._evict_to_low_watermark)
+        if self.events is not None:
+            self.events.schedule()
 
     def evict(self, request: Evict, answer: Callable[[Reply], None]) -> None:
         """In slices, so that evicting a million objects stops nobody for long."""
@@ -190,14 +208,25 @@ class StoreServer:
             size_bytes += freed_bytes
             if is_done:
                 answer(EvictReply(request.id, num_objects, size_bytes))
+                self.settle()
             else:
                 self._loop.call_soon(evict_slice)
 
         evict_slice()
 
     def stats(self) -> dict[str, float]:
-        cold_stats = self._cold.stats() if self._cold is not None else {}
-        return {**self.store.stats(), metrics.CONNECTIONS: len(self._connections), **cold_stats}
+        return {
+            **self.store.stats(),
+            metrics.CONNECTIONS: len(self._connections),
+            metrics.LOAD: self.store.reads.load,
+            **(self._cold.stats() if self._cold is not None else {}),
+            **(self.events.stats() if self.events is not None else {}),
+        }
+
+    def _holdings(self) -> Iterable[tuple[Tier, list[bytes]]]:
+        yield Tier.DRAM, [obj.key for obj in self.store.catalog.by_key.values() if obj.is_sealed]
+        if self._cold is not None:
+            yield Tier.SSD, list(self._cold)
 
     # ---- SSD -------------------------------------------------------------------------------------------
 

@@ -263,6 +263,21 @@ def _medium(name: str | None, locality: str | None) -> Medium:
 # ---- the other direction: what our store publishes --------------------------------------------------------
 
 
+class HashForm(str, enum.Enum):
+    """How an engine family names a block in its events: by eight bytes of its digest."""
+
+    VLLM = "vllm"  # the last eight, unsigned
+    SGLANG = "sglang"  # the first eight, signed
+
+
+def block_hash_of_key(key: bytes, form: HashForm) -> int:
+    """The name that engines of this family give, in their events, to the block stored under `key` (see
+    kvcore.keys.block_key). Whatever stands before the last 16 bytes of the key plays no part."""
+    if form is HashForm.VLLM:
+        return int.from_bytes(key[-8:], "big")
+    return int.from_bytes(key[-16:-8], "big", signed=True)
+
+
 def encode_batch(ts: float, events: Sequence[Event], dp_rank: int | None = None) -> bytes:
     """The current (map) encoding, as vLLM 0.32 and SGLang 0.5.23 write it."""
     return _encoder.encode([ts, [_encodable(event) for event in events], dp_rank])
@@ -293,6 +308,28 @@ def parse_published(frames: Sequence[bytes]) -> Published:
 def replay_request(first_seq: int) -> list[bytes]:
     """Frames to send on a DEALER socket (a REQ socket could read only the first of many answers)."""
     return [b"", encode_seq(first_seq)]
+
+
+def published_frames(topic: str, seq: int, payload: bytes) -> list[bytes]:
+    """What a publisher sends on its PUB socket."""
+    return [topic.encode(), encode_seq(seq), payload]
+
+
+def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
+    """(peer, first seq) of a request that arrived on a ROUTER socket, from a DEALER or a REQ socket.
+    RemoteProtocolError when it is none."""
+    if len(frames) != 3 or frames[1] != b"" or len(frames[2]) != 8:
+        raise RemoteProtocolError(f"not a request for a replay: frames of {[len(f) for f in frames]} bytes")
+    return frames[0], int.from_bytes(frames[2], "big")
+
+
+def replayed_frames(peer: bytes, topic: str, seq: int, payload: bytes) -> list[bytes]:
+    """One answer on the ROUTER socket."""
+    return [peer, b"", topic.encode(), encode_seq(seq), payload]
+
+
+def replay_end_frames(peer: bytes) -> list[bytes]:
+    return [peer, b"", b"", _REPLAY_END, b""]
 
 
 def parse_replayed(frames: Sequence[bytes]) -> Published:

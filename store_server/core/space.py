@@ -8,12 +8,13 @@ until its last user (a transport, a lease, a write to disk, the quarantine of a 
 from collections.abc import Callable, Iterable, Sequence
 
 from kvcore import metrics
-from kvcore.wire.messages import PinKind, Status
+from kvcore.wire.messages import PinKind, Status, Tier
 from store_server.core.allocator import SlabAllocator
 from store_server.core.catalog import Catalog
 from store_server.core.deadlines import Agenda, Deadlines
 from store_server.core.eviction import Evictable, EvictionPolicy
 from store_server.core.objects import StoredObject, metadata_bytes
+from store_server.core.placements import PlacementLog
 from store_server.core.tiering import ColdTier, Fate, WriteBack
 
 _MAX_SLABS_TRIED = 16
@@ -34,6 +35,7 @@ class Space:
         high_watermark: float,
         low_watermark: float,
         cold: ColdTier,
+        placements: PlacementLog | None = None,
     ) -> None:
         self.allocator = allocator
         self.capacity_bytes = allocator.size_bytes
@@ -47,6 +49,7 @@ class Space:
         self._soft_pins = Deadlines[bytes](agenda)
         self._cold = cold
         self._write_back = WriteBack(cold)
+        self._placements = placements
 
     @property
     def committed_bytes(self) -> int:
@@ -100,6 +103,8 @@ class Space:
         else:
             self._policy.on_remove(obj.key, evicted=evicted)
         obj.gone = True
+        if self._placements is not None and obj.is_sealed:
+            self._placements.removed((obj.key,), Tier.DRAM)
         if not obj.users:
             self.allocator.free(obj.extents)
 
@@ -109,6 +114,8 @@ class Space:
         """These are complete and may be evicted from now on. They come in the order of their prefix."""
         for obj in reversed(objects):
             self._enter_policy(obj)
+        if self._placements is not None and objects:
+            self._placements.stored([obj.key for obj in objects], Tier.DRAM)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A reader wanted these, in the order of their prefix: the leaf shall go before the root."""

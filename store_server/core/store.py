@@ -17,6 +17,7 @@ from store_server.core.eviction import POLICIES
 from store_server.core.layers import Waiters
 from store_server.core.leases import Leases
 from store_server.core.objects import Session
+from store_server.core.placements import PlacementLog
 from store_server.core.promotion import Promotions
 from store_server.core.reads import Reads
 from store_server.core.room import RoomQueue
@@ -66,9 +67,12 @@ class Store:
     used by a transport. Not thread-safe: one loop, one store.
 
     `cold` is the tier below DRAM; what it reports goes to `space.written`,
-    `space.no_longer_cold` and `promotions.loaded`."""
+    `space.no_longer_cold` and `promotions.loaded`. What comes to DRAM and leaves it is told to
+    `placements`."""
 
-    def __init__(self, limits: StoreLimits, cold: ColdTier | None = None) -> None:
+    def __init__(
+        self, limits: StoreLimits, cold: ColdTier | None = None, placements: PlacementLog | None = None
+    ) -> None:
         cold = NoColdTier() if cold is None else cold
         self.limits = limits
         self.agenda = Agenda()
@@ -84,6 +88,7 @@ class Store:
             limits.high_watermark,
             limits.low_watermark,
             cold,
+            placements,
         )
         self.leases = Leases(self.agenda, self.space.release)
         self.writes = Writes(

@@ -85,19 +85,20 @@ def test_clients_are_limited_by_open_files(
 def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> None:
     example = EXAMPLE.read_text()
     load_config(StoreConfig, file=EXAMPLE).check()
-    settings = "\n".join(re.findall(r"^#?([a-z_]+ = .*)$", example.split("#[[")[0], re.M))
-    settings += "\n".join(["", *re.findall(r"^#([a-z_]+ = .*)$", example.split('"1tb"')[1], re.M)])
+    plain, tables = example.split("# ========")
+    settings = "\n".join(re.findall(r"^#?([a-z_]+ = .*)$", plain, re.M))
     everything = tmp_path / "store.toml"
     everything.write_text(settings.replace('"4gb"', '"1gb"'))
     assert load_config(StoreConfig, file=everything) == StoreConfig()
     for name in StoreConfig.__struct_fields__:
-        assert re.search(rf"^{name} = ", settings, re.M), f"configs/store.toml does not mention {name}"
+        known = rf"(^{name} = |\[{name}\])"
+        assert re.search(known, settings + tables, re.M), f"configs/store.toml does not mention {name}"
 
 
-def test_the_example_of_an_ssd_works(tmp_path: Path) -> None:
-    example = EXAMPLE.read_text()
-    table = re.search(r"^#\[\[storage_levels\]\]\n(#.*\n)+", example, re.M)
+@pytest.mark.parametrize("name", ["[[storage_levels]]", "[events]"])
+def test_each_table_of_the_example_works(name: str, tmp_path: Path) -> None:
+    table = re.search(rf"^#{re.escape(name)}\n(#.*\n)+", EXAMPLE.read_text(), re.M)
     assert table is not None
     file = tmp_path / "store.toml"
-    file.write_text(table[0].replace("#", ""))
+    file.write_text(re.sub(r"^#(?! )", "", table[0], flags=re.M))
     load_config(StoreConfig, file=file).check()
