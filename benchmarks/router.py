@@ -1,6 +1,7 @@
 """What the router costs: CPU time a request and a streamed chunk, latency added, beside direct runs.
 
     python benchmarks/router.py [--seconds 4] [--cases a1,a32,b1,b128,c32k,pd32] [--json FILE]
+                                [--vllm-router PATH]     # the peer's program, measured in the same run
 
 Two stand-in engines (router_engine.py) and this load generator share the machine with the router. CPU time is
 the kernel's own account of the router's process (/proc/PID/schedstat), so it is right on a busy machine too;
@@ -9,7 +10,9 @@ requests per second and latencies are not.
 
 import argparse
 import asyncio
+import contextlib
 import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -112,7 +115,7 @@ class Client(asyncio.Protocol):
             self._left -= len(data)
         elif not self._first:
             self._first = time.perf_counter()
-        if self._left == 0 or (self._left < 0 and data.endswith(b"\r\n0\r\n\r\n")):
+        if self._left == 0 or (self._left < 0 and data.endswith(b"0\r\n\r\n")):
             now = time.perf_counter()
             if load.running:
                 load.latencies.append(now - self._sent)
@@ -153,13 +156,39 @@ def measure(case: Case, port: int, pid: int, seconds: float) -> dict[str, float]
     return figures
 
 
-def run_case(name: str, engines: list[tuple[int, int]], seconds: float) -> dict[str, dict[str, float]]:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def measure_peer(case: Case, program: str, urls: list[str], seconds: float) -> dict[str, float]:
+    """vllm-project/router (Rust), by the flags both of us have; without P/D."""
+    port = free_port()
+    command = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    command += ["--policy", "round_robin", "--log-level", "error", "--worker-urls", *urls]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as peer:
+        try:
+            for _ in range(100):
+                time.sleep(0.2)
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+            return measure(case, port, peer.pid, seconds)
+        finally:
+            peer.terminate()
+
+
+def run_case(
+    name: str, engines: list[tuple[int, int]], seconds: float, peer: str | None
+) -> dict[str, dict[str, float]]:
     case = CASES[name]
     urls = [f"http://127.0.0.1:{port}" for _, port in engines]
     flags = ["--prefill", urls[0], "--decode", urls[1]] if case.separate_prefill else ["--worker-urls", *urls]
     results = {}
     if not case.separate_prefill:
         results["direct"] = measure(case, engines[0][1], engines[0][0], seconds)
+        if peer is not None:
+            results["vllm-router"] = measure_peer(case, peer, urls, seconds)
     with tempfile.TemporaryDirectory() as directory:
         ready = Path(directory) / "ready.json"
         router, line = start(
@@ -183,13 +212,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="the round with the least CPU counts")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--vllm-router", metavar="PATH")
     args = parser.parse_args()
     engines = [start([str(_HERE / "router_engine.py")]) for _ in range(2)]
     try:
         addresses = [(process.pid, int(line)) for process, line in engines]
         results: dict[str, dict[str, dict[str, float]]] = {}
         for name in args.cases.split(","):
-            rounds = [run_case(name, addresses, args.seconds) for _ in range(args.rounds)]
+            rounds = [run_case(name, addresses, args.seconds, args.vllm_router) for _ in range(args.rounds)]
             results[name] = {
                 who: min((r[who] for r in rounds), key=lambda f: f["cpu_us_per_request"]) for who in rounds[0]
             }

@@ -60,7 +60,8 @@ class Cluster:
         )
 
     def _available(self, role: Role, now: float) -> tuple[InstanceState, ...]:
-        return tuple([i.state() for i in self._by_role[role] if i.is_available(now)])
+        members = self._by_role[role]
+        return tuple([i.state() for i in members if i.is_available(now)]) if members else ()
 
     def is_ready(self) -> bool:
         """At least one instance that can answer clients has been seen healthy. A missing prefill instance

@@ -53,10 +53,11 @@ class Instance:
         self._state = InstanceState(self.url)
 
     def is_available(self, now: float) -> bool:
+        breaker = self.breaker
         return (
             self.health is not Health.DOWN
             and not self.draining
-            and (self.breaker.is_closed or self.breaker.admits(now, self.in_flight))
+            and (breaker.is_closed or breaker.admits(now, self.in_flight))
         )
 
     def state(self) -> InstanceState:

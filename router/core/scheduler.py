@@ -90,7 +90,7 @@ class Scheduler:
 
     def _predict_prefill(self, request: RequestView, choice: Choice, view: ClusterView, now: float) -> Choice:
         """Policies that look at loads only say nothing of TTFT, but admission and bookkeeping need it."""
-        if choice.instance is None or choice.predicted_ms:
+        if choice.instance is None or choice.predicted_ms or self._is_blind(request):
             return choice
         match = view.prefix.match(request.block_hashes, now) if view.prefix is not None else None
         predicted = select_prefill(
@@ -111,7 +111,7 @@ class Scheduler:
         )
 
     def _predict_decode(self, request: RequestView, choice: Choice) -> Choice:
-        if choice.instance is None or choice.predicted_ms:
+        if choice.instance is None or choice.predicted_ms or self._is_blind(request):
             return choice
         predicted = select_decode(
             request, (choice.instance,), self._settings.decode_model, self._settings.expected_output_tokens
@@ -119,6 +119,10 @@ class Scheduler:
         return msgspec.structs.replace(
             choice, predicted_ms=predicted.predicted_ms, short_of_kv_tokens=predicted.short_of_kv_tokens
         )
+
+    def _is_blind(self, request: RequestView) -> bool:
+        """Of a prompt of unknown length nothing can be predicted, and nobody asks: 8 us less a request."""
+        return not request.prompt_tokens and self._settings.admission == "none"
 
 
 def _allowed(pool: Sequence[InstanceState], request: RequestView) -> Sequence[InstanceState]:

@@ -72,6 +72,8 @@ class RequestParser:
         self._reset()
 
     def _reset(self) -> None:
+        self._head_is_complete = False
+        self._upgrades = False
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []
@@ -126,7 +128,7 @@ class RequestParser:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.phase is Phase.BODY:
+        if self._head_is_complete:
             return  # a trailer
         lower = name.lower()
         self._headers[lower] = value
@@ -137,8 +139,10 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        if parser.should_upgrade():
+        self._upgrades = parser.should_upgrade()
+        if self._upgrades:
             return
+        self._head_is_complete = True
         headers = self._headers
         self._is_http_1_0 = parser.get_http_version() == "1.0"
         self._keep_alive = not self._is_http_1_0 and parser.should_keep_alive()
@@ -162,9 +166,9 @@ class RequestParser:
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        parser = self._parser
-        if parser.should_upgrade():
+        if self._upgrades:
             return
+        parser = self._parser
         self.phase = Phase.IDLE
         self._closing = not self._keep_alive
         target = self._target

@@ -8,7 +8,7 @@ from router.http.limits import HttpLimits
 from router.http.parser import BadRequest, Phase, RequestParser
 from router.http.request import Request
 from router.http.response import Response, error_response
-from router.http.upstream import set_nodelay
+from router.http.upstream import tune_socket
 
 _LINGER_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -77,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.write = self.transport.write
-        set_nodelay(transport)
+        tune_socket(transport)
         if not self._app.opened(self):
             self._app.refused(503)
             self._refuse(BadRequest(503, "too many connections to the router; try again later"))

@@ -274,7 +274,7 @@ async def test_too_many_requests_at_once_are_told_to_come_again() -> None:
 
 
 @async_test
-async def test_nagle_is_off_on_both_sides() -> None:
+async def test_sockets_are_tuned_on_both_sides() -> None:
     async with running(mixed=1) as setup:
         setup.engines["m0"].script.append(hangs)
         client = await setup.client()
@@ -284,7 +284,9 @@ async def test_nagle_is_off_on_both_sides() -> None:
         transports = [c.transport for c in setup.router._connections]
         transports += [c.transport for c in instance.pool._open]
         for transport in transports:
-            assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            sock = transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 @async_test

@@ -1,0 +1,110 @@
+"""`mooncake-router` as a user runs it: a process, its ready line and file, signals, exit status."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.integration.router_harness import DEADLINE_S, Client, MockEngine, Turn, async_test, until
+
+PROMPT = {"model": "m", "prompt": "Once upon a time"}
+
+
+@asynccontextmanager
+async def router_process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router.cli", "--port", "0", *flags, stdout=-1, stderr=-1, env=dict(os.environ)
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def first_line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)).decode()
+
+
+async def connect(ready_line: str) -> Client:
+    port = int(ready_line.split("http://127.0.0.1:")[1].split()[0])
+    return Client(*await asyncio.open_connection("127.0.0.1", port))
+
+
+async def exit_status(process: asyncio.subprocess.Process) -> int:
+    return await asyncio.wait_for(process.wait(), DEADLINE_S)
+
+
+def test_it_serves_says_where_and_drains(tmp_path: Path) -> None:
+    @async_test
+    async def check() -> None:
+        go_on = asyncio.Event()
+
+        async def later(turn: Turn) -> None:
+            await go_on.wait()
+            await turn.answer(200, {"done": True})
+
+        prefill, decode = await MockEngine("p").start(), await MockEngine("d").start()
+        file = tmp_path / "ready.json"
+        async with router_process(
+            "--prefill", prefill.url, "--decode", decode.url, "--ready-file", str(file), "--log-json"
+        ) as process:
+            line = await first_line(process)
+            assert line.startswith("mooncake-router ready on http://127.0.0.1:")
+            assert "1 prefill by round_robin, 1 decode by round_robin, protocol suite" in line
+            ready = json.loads(file.read_text())
+            assert ready["pid"] == process.pid and ready["url"] in line
+            client = await connect(line)
+            assert (await client.ask("/v1/completions", PROMPT)).json["served_by"] == "d"
+            assert [seen.transfer["role"] for seen in prefill.seen] == ["prefill"]
+            decode.script.append(later)
+            await client.send("/v1/completions", PROMPT)
+            await until(lambda: len(decode.seen) == 2)
+            process.send_signal(signal.SIGTERM)
+            assert "draining" in await first_line(process)
+            go_on.set()
+            assert (await client.answer()).json == {"done": True}
+            assert await exit_status(process) == 0
+            assert not file.exists()
+            assert process.stderr is not None
+            logged = [json.loads(text) for text in (await process.stderr.read()).decode().splitlines()]
+            assert {"instance joined", "instance up"} <= {entry["message"] for entry in logged}
+            client.close()
+        await prefill.stop()
+        await decode.stop()
+
+    check()
+
+
+@async_test
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async def forever(turn: Turn) -> None:
+        await turn.gone()
+
+    engine = await MockEngine("m").start()
+    engine.default = forever
+    async with router_process("--worker-urls", engine.url) as process:
+        client = await connect(await first_line(process))
+        await client.send("/v1/completions", PROMPT)
+        await until(lambda: len(engine.seen) == 1)
+        process.send_signal(signal.SIGINT)
+        assert "draining" in await first_line(process)
+        process.send_signal(signal.SIGINT)
+        assert await exit_status(process) == 0
+        await until(lambda: engine.num_abandoned == 1)
+        client.close()
+    await engine.stop()
+
+
+@async_test
+async def test_a_mistake_is_one_line_and_status_2() -> None:
+    async with router_process("--worker-urls", "https://secure:1") as process:
+        out, err = await process.communicate()
+        assert (process.returncode, out) == (2, b"")
+        assert err.decode().count("\n") == 1 and "over http://" in err.decode()
