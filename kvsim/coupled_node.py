@@ -1,0 +1,168 @@
+"""A node that prefills and decodes, as vLLM without disaggregation: the baselines of the paper."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from kvsim.agenda import Agenda
+from kvsim.batch import Batch
+from kvsim.block_cache import BlockCache
+from kvsim.engine_model import EngineSpec
+from kvsim.job import Job
+
+
+class CoupledNode:
+    """Without a chunk size a prompt is computed whole, prompts before decode steps, and the batch stands
+    still meanwhile. With one, a step computes what its token budget leaves after the batch's own tokens, and
+    both get on together. The prefix cache is what GPU memory the running requests leave.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        engine: EngineSpec,
+        block_size_tokens: int,
+        has_prefix_cache: bool,
+        chunk_tokens: int,
+        first_token: Callable[[Job, float], None],
+        ended: Callable[[Job, float], None],
+    ) -> None:
+        self._agenda = agenda
+        self._prefill = engine.prefill_model()
+        self._capacity_tokens = engine.kv_capacity_tokens
+        self._max_requests = engine.max_batch_requests
+        self._block_size_tokens = block_size_tokens
+        self._cache = (
+            BlockCache("lru", self._capacity_tokens // block_size_tokens) if has_prefix_cache else None
+        )
+        self._chunk_tokens = chunk_tokens
+        self._first_token = first_token
+        self._ended = ended
+        self._waiting: deque[Job] = deque()
+        self._prefilling: Job | None = None
+        self.batch = Batch(engine.decode_model())
+        self._reserved_tokens = 0
+        self._stall_ms = 0.0
+        self._is_stepping = False
+        self._run_began_at = 0.0
+        self._run_steps = 0
+        self._run_number = 0
+        self.busy_ms = 0.0
+
+    @property
+    def kv_share(self) -> float:
+        return self._reserved_tokens / self._capacity_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, job: Job, now: float) -> None:
+        self._waiting.append(job)
+        if self._is_stepping:
+            return
+        if not len(self.batch):
+            self._step(now)
+        elif self._has_room(job):
+            steps = self.batch.steps_within((now - self._run_began_at) * 1e3)
+            if steps < self._run_steps:
+                self._plan(steps)
+
+    def _has_room(self, job: Job) -> bool:
+        needed = self._reserved_tokens + job.final_kv_tokens
+        return not self._reserved_tokens or (
+            needed <= self._capacity_tokens and len(self.batch) < self._max_requests
+        )
+
+    def _take(self) -> Job | None:
+        if not self._waiting or not self._has_room(self._waiting[0]):
+            return None
+        job = self._waiting.popleft()
+        self._reserved_tokens += job.final_kv_tokens
+        held = 0
+        if self._cache is not None:
+            held = self._cache.leading(job.keys)[0]
+            free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
+            self._cache.shrink(free_tokens // self._block_size_tokens)
+        outcome, prompt_tokens = job.outcome, job.request.prompt_tokens
+        outcome.hit_blocks = held
+        outcome.hit_tokens = min(held * self._block_size_tokens, prompt_tokens - 1)
+        outcome.prefill_ms = self._prefill.compute_ms(prompt_tokens, outcome.hit_tokens)
+        job.prefilled_tokens = outcome.hit_tokens
+        return job
+
+    def _step(self, now: float) -> None:
+        self._is_stepping = False
+        if self._prefilling is None:
+            self._prefilling = self._take()
+        job = self._prefilling
+        if job is None:
+            if len(self.batch):
+                self._run_began_at = now
+                self._plan(self.batch.steps_to_next_end)
+            return
+        self._is_stepping = True
+        if not self._chunk_tokens:
+            # The running batch feels it as one long interval.
+            self._stall_ms += job.outcome.prefill_ms if len(self.batch) else 0.0
+            self.busy_ms += job.outcome.prefill_ms
+            self._agenda.at(now + job.outcome.prefill_ms / 1e3, lambda then: self._prefilled(job, then))
+            return
+        room = max(1, self._chunk_tokens - len(self.batch))
+        upto = min(job.prefilled_tokens + room, job.request.prompt_tokens)
+        step_ms = self._prefill.compute_ms(upto, job.prefilled_tokens)
+        if len(self.batch):
+            # Weights are read for chunk and batch together.
+            step_ms += self.batch.step_ms - self.batch.idle_ms
+        job.prefilled_tokens = upto
+        self.busy_ms += step_ms
+        self._agenda.at(now + step_ms / 1e3, lambda then: self._chunk_done(job, step_ms, then))
+
+    def _chunk_done(self, job: Job, step_ms: float, now: float) -> None:
+        if len(self.batch):
+            self._advance(1, step_ms, now)
+        if job.prefilled_tokens >= job.request.prompt_tokens:
+            self._prefilled(job, now)
+        else:
+            self._step(now)
+
+    def _prefilled(self, job: Job, now: float) -> None:
+        self._prefilling = None
+        job.first_token_at = now
+        if self._cache is not None:
+            self._cache.keep(job.keys)
+        self._first_token(job, now)
+        if job.request.output_tokens > 1:
+            # It has not felt the prefills (its own among them) for which the others are still waiting.
+            job.first_wait_ms = -self._stall_ms
+            self.batch.add(job)
+        else:
+            self._reserved_tokens -= job.final_kv_tokens
+            self._ended(job, now)
+        self._step(now)
+
+    def _plan(self, steps: int) -> None:
+        self._run_steps = steps
+        self._run_number += 1
+        number = self._run_number
+        due_at = self._run_began_at + self.batch.run_ms(steps) / 1e3
+        self._agenda.at(due_at, lambda now: self._run_over(number, now))
+
+    def _run_over(self, number: int, now: float) -> None:
+        if number != self._run_number:
+            return
+        total_ms = self.batch.run_ms(self._run_steps)
+        self.busy_ms += total_ms
+        self._advance(self._run_steps, total_ms, now)
+        self._step(now)
+
+    def _advance(self, steps: int, total_ms: float, now: float) -> None:
+        stall_ms, self._stall_ms = self._stall_ms, 0.0
+        for job in self.batch.advance(steps, total_ms, stall_ms):
+            self._reserved_tokens -= job.final_kv_tokens
+            self.batch.close(job)
+            self._ended(job, now)
+        if self._cache is not None:
+            free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
+            self._cache.shrink(free_tokens // self._block_size_tokens)
