@@ -193,8 +193,10 @@ class Connection:
         payload: Sequence[memoryview],
         stall_s: float,
     ) -> None:
-        head = encode_frame(kind(call.request_id, *fields), sum(map(len, payload)))
-        if not self._send_lock.acquire(timeout=min(stall_s, threading.TIMEOUT_MAX)):
+        head = encode_frame(kind(call.request_id, *fields), sum(map(len, payload)) if payload else 0)
+        if not self._send_lock.acquire(False) and not self._send_lock.acquire(
+            timeout=min(stall_s, threading.TIMEOUT_MAX)
+        ):
             self._withdraw(call)
             return
         try:

@@ -32,6 +32,7 @@ NAMES = (
     CONNECT_FAILURES_TOTAL,
     CONNECTIONS_LOST_TOTAL,
 )
+_OK = Status.OK
 _FAILURES = {
     Status.TIMED_OUT: TIMEOUTS_TOTAL,
     Status.UNAVAILABLE: UNAVAILABLE_TOTAL,
@@ -66,7 +67,7 @@ class Counters:
         self._lock = threading.Lock()
 
     def _batch(self, statuses: Sequence[Status], good: str, bad: str, moved: str, size_bytes: int) -> None:
-        num_good = statuses.count(Status.OK)
+        num_good = statuses.count(_OK)
         with self._lock:
             values = self._values
             values[good] += num_good

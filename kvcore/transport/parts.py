@@ -67,13 +67,15 @@ class PartsTransfer:
         if not self._finished:
             timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1e3
             deadline = time.monotonic() + timeout_s
+            size_bytes = 0
             for part in self._parts:
                 outcome = self._channel.wait(part.call, deadline)
                 found = part.finish(outcome, deadline)
+                size_bytes += part.moved_bytes
                 for index, status in zip(part.indices, found, strict=True):
                     self._statuses[index] = status
             self._finished = True
-            self._observe(self._statuses, sum(part.moved_bytes for part in self._parts))
+            self._observe(self._statuses, size_bytes)
         return list(self._statuses)
 
 
@@ -148,6 +150,9 @@ def exact_sink(batch: ReadBatch) -> tuple[Sink, list[int]]:
 
 def cut(sizes_bytes: Sequence[int], max_bytes: int, max_keys: int) -> Iterator[range]:
     """Runs of keys whose sizes add up to at most `max_bytes`. A key that is larger alone gets its own."""
+    if sum(sizes_bytes) <= max_bytes and 0 < len(sizes_bytes) <= max_keys:
+        yield range(len(sizes_bytes))
+        return
     first, run_bytes = 0, 0
     for index, size_bytes in enumerate(sizes_bytes):
         if index > first and (run_bytes + size_bytes > max_bytes or index - first == max_keys):

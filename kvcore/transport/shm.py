@@ -63,7 +63,7 @@ class AcquirePart:
 
     def __init__(self, plane: "ShmTransport", indices: Sequence[int], keys: list[bytes], sink: Sink) -> None:
         self.indices = indices
-        self.call = Call()
+        self.call: Call  # from `send` on
         self.moved_bytes = 0
         self._plane = plane
         self._keys = keys

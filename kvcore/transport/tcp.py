@@ -39,7 +39,7 @@ class ReadPart:
         self, channel: Channel, indices: Sequence[int], keys: list[bytes], sink: Sink, *, verify: bool
     ) -> None:
         self.indices = indices
-        self.call = Call()
+        self.call: Call  # from `send` on
         self.moved_bytes = 0
         self._channel = channel
         self._keys = keys
