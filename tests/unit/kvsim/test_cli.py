@@ -1,0 +1,93 @@
+"""The command, as a user types it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.recorded import read_lines
+from router.core.record import Arrival
+
+ROOT = Path(__file__).parents[3]
+HEAD = str(ROOT / "tests" / "data" / "synthetic_trace_head.jsonl")
+CONFIG = str(ROOT / "configs" / "sim" / "mooncake.toml")
+SHORT = ["--trace", HEAD, "--set", "trace.end_s=30", "--json"]
+
+
+def summaries(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_run_prints_a_table_and_writes_a_report_that_needs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "run.record"
+    arguments = ["run", CONFIG, "--trace", HEAD, "--out", str(tmp_path / "out"), "--record", str(record)]
+    assert main(arguments) == 0
+    assert "8P+8D" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") >= 4
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    for png in (tmp_path / "out").glob("*.png"):
+        assert png.read_bytes().startswith(b"\x89PNG")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["runs"][0]["summary"]["num_requests"] == 500
+    assert sum(isinstance(line, Arrival) for line in read_lines(record)) == 500
+
+
+def test_compare_runs_the_papers_baselines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(ROOT / "configs" / "sim" / "baselines.toml"), *SHORT]) == 0
+    names = [run["name"] for run in summaries(capsys)]
+    assert names == ["ours, 8P+8D", "vLLM", "vLLM, prefix caching", "vLLM, chunked prefill"]
+
+
+def test_sweep_runs_every_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["--vary", "trace.speed=1,2", "--vary", "cluster.decode_nodes=2,4,8", "--processes", "1"]
+    assert main(["sweep", CONFIG, *SHORT, *vary]) == 0
+    runs = summaries(capsys)
+    assert len({run["name"] for run in runs}) == 6
+    assert [run["num_nodes"] for run in runs] == [10, 12, 16] * 2
+
+
+def test_plan_finds_a_cluster_that_keeps_the_slo_and_no_smaller_one_tried_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", CONFIG, *SHORT, "--processes", "1", "--max-nodes", "24"]) == 0
+    runs = summaries(capsys)
+    smallest = min(int(str(run["num_nodes"])) for run in runs if float(str(run["good_share"])) >= 0.95)
+    assert 2 < smallest < 24
+    assert any(run["num_nodes"] == smallest - 1 for run in runs)
+
+
+def test_plan_says_when_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", CONFIG, *SHORT, "--processes", "1", "--max-nodes", "2"]) == 2
+    assert "not even 2 nodes keep the SLO" in capsys.readouterr().err
+
+
+def test_hit_rates_by_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hit-rate", HEAD, "--capacities", "1000,100000", "--policies", "lru,sieve"]) == 0
+    assert "sieve" in capsys.readouterr().out
+    assert main(["hit-rate", HEAD, "--capacities", "1000,100000", "--json"]) == 0
+    small, large = summaries(capsys)
+    assert int(str(small["hit_blocks"])) < int(str(large["hit_blocks"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["run", CONFIG], r"either trace\.path or a \[synthetic\] table"),
+        (["run", CONFIG, "--trace", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["run", CONFIG, "--trace", HEAD, "--set", "cluster.nodes=3"], "unknown key 'nodes'"),
+        (["run", CONFIG, "--trace", HEAD, "--set", "seed"], "write NAME=VALUE"),
+        (["compare", CONFIG, "--trace", HEAD], r"has a \[base\] table and \[\[runs\]\]"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert re.search(words, error) and "\n" not in error
