@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    load_before = os.getloadavg()[0]
     systems = [make() for make in (*OURS, *BASELINES, *(make for peer in args.vs for make in PEERS[peer]))]
     if args.only:
         systems = [system for system in systems if system.name in args.only]
@@ -38,7 +39,6 @@ def main(argv: list[str] | None = None) -> int:
         budget = budget._replace(rounds=args.rounds)
     # In a pipe rich takes 80 columns, too few for the table to be read.
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE)
-    load_before = os.getloadavg()[0]
     work_dir = Path(tempfile.mkdtemp(prefix="storebench-"))
     try:
         with tqdm(unit="turn", dynamic_ncols=True, file=sys.stderr) as bar:
@@ -54,10 +54,12 @@ def main(argv: list[str] | None = None) -> int:
         shutil.rmtree(work_dir, ignore_errors=True)
     verdicts = list(judge(figures))
     print_tables(console, figures, verdicts)
+    for system in systems:
+        console.print(f"{system.name}: {system.about}", style="dim", highlight=False)
     for name, reason in runner.failed.items():
         console.print(f"[red]{name} was left out:[/] {reason}", highlight=False)
     if args.json:
-        document = as_json(figures, verdicts, runner.failed, budget, load_before)
+        document = as_json(figures, verdicts, systems, runner.failed, budget, load_before)
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     if args.plot:

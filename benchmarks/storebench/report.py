@@ -13,6 +13,7 @@ from rich.table import Table
 
 from storebench.plan import MIB, Budget
 from storebench.stats import Figure
+from storebench.systems.base import System
 from storebench.targets import Verdict
 
 
@@ -87,11 +88,14 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def as_json(
     figures: Sequence[Figure],
     verdicts: Sequence[Verdict],
+    systems: Sequence[System],
     failed: Mapping[str, str],
     budget: Budget,
     load_before: float,
 ) -> dict[str, Any]:
+    """`load_before`: the 1-minute load average when the run began: was the machine quiet?"""
     return {
+        "systems": {system.name: system.about for system in systems},
         "machine": {
             "cpus": os.cpu_count(),
             "cpu_model": _cpu_model(),

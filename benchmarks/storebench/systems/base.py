@@ -8,9 +8,11 @@ from storebench.plan import Cell
 
 
 class System(Protocol):
-    """`name` stands in the report. A system is started once and measured by any number of clients."""
+    """`name` stands in the report, `about` says what exactly it is, with versions. A system is started once
+    and measured by any number of clients."""
 
     name: str
+    about: str
 
     def start(self, work_dir: Path) -> None:
         """Install what is missing, start the servers on 127.0.0.1 and pre-touch their memory.

@@ -39,6 +39,7 @@ _QUIET = {"LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_TRACK_USAGE": "false"}
 
 class LMCache:
     name = "lmcache-tcp"
+    about = "LMCache 0.5.6, its lm:// server and wire classes"
 
     def __init__(self) -> None:
         self._port = free_port()

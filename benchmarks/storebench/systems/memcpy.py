@@ -12,6 +12,7 @@ from storebench.plan import MAX_PHASE_BYTES, Cell
 
 class Memcpy:
     name = "memcpy"
+    about = "one copy inside one process, no store: what the memory gives"
 
     def start(self, work_dir: Path) -> None:
         pass

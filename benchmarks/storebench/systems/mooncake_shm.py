@@ -14,6 +14,7 @@ _MEMORY_POOL_BYTES = 4 * BUFFER_BYTES
 
 class MooncakeShm:
     name = "mooncake-shm"
+    about = f"{mooncake.REQUIREMENT}, a dummy client on the shared memory of mooncake_client"
 
     def __init__(self) -> None:
         self._master = mooncake.Master(self.name)

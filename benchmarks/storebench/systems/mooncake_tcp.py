@@ -14,6 +14,7 @@ from storebench.systems import mooncake
 
 class MooncakeTcp:
     name = "mooncake-tcp"
+    about = f"{mooncake.REQUIREMENT} over TCP (P2PHANDSHAKE), the segment in a process of its own"
 
     def __init__(self) -> None:
         self._master = mooncake.Master(self.name)

@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from storebench.clients import ClientSpec
 from storebench.driver import Bytes, touched
 from storebench.plan import POOL_BYTES, Cell
-from storebench.processes import Process
+from storebench.processes import Process, SystemFailed
 
 
 class Ours:
@@ -16,6 +17,8 @@ class Ours:
 
     def __init__(self, name: str, plane: str, checksums: bool = True) -> None:
         self.name = name
+        suite = f"mooncake-kv-suite {version('mooncake-kv-suite')}"
+        self.about = f"{suite}, plane {plane}{'' if checksums else ', without checksums'}"
         self._client = {"plane": plane, "checksums": checksums}
         self._server: Process | None = None
         self._address = ""
@@ -59,6 +62,10 @@ class OursDriver:
 
         self._ok = Status.OK
         self._store = StoreClient.connect(address, planes=(plane,), checksums=checksums)
+        state = self._store.counters()
+        if state["plane"] != plane:
+            reason = state["plane_reason"] or state["last_error"]
+            raise SystemFailed(f"wanted the {plane} plane, got {state['plane'] or 'none'}: {reason}")
         self._views: list[memoryview] = []
 
     def allocate(self, size_bytes: int) -> Bytes:

@@ -28,6 +28,7 @@ _KEY_BYTES = 32
 
 class RawTcp:
     name = "raw-tcp"
+    about = "bare sockets, a blocking thread per connection, no store: what one TCP connection gives"
 
     def __init__(self) -> None:
         self._port = free_port()

@@ -5,6 +5,7 @@ for everybody else. Persistence is off.
 """
 
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from storebench.processes import Process, SystemFailed, accepts, free_port
 
 class Redis:
     name = "redis-tcp"
+    about = "Redis over TCP, redis-py with hiredis"
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -26,6 +28,7 @@ class Redis:
         program = shutil.which("redis-server")
         if program is None:
             raise SystemFailed("redis-server is not installed; install it with: apt-get install redis-server")
+        self.about = f"{_version(program)} over TCP, redis-py with hiredis"
         self._server = Process(
             [
                 program,
@@ -52,6 +55,12 @@ class Redis:
 
     def measures(self, cell: Cell) -> bool:
         return True
+
+
+def _version(program: str) -> str:
+    """As in "Redis server v=7.0.15 sha=..."."""
+    words = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10).stdout.split()
+    return next((f"Redis {word[2:]}" for word in words if word.startswith("v=")), "Redis")
 
 
 class RedisDriver:

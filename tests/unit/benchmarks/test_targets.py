@@ -6,6 +6,7 @@ from rich.console import Console
 from storebench.plan import MIB, QUICK, Cell
 from storebench.report import as_json, print_tables
 from storebench.stats import PhaseResult, summarise
+from storebench.systems.memcpy import Memcpy
 from storebench.targets import TARGETS, Target, judge
 
 GET = Cell("get", MIB, 1, 1)
@@ -50,7 +51,11 @@ def test_the_table_shows_misses_failures_and_wrong_bytes(capsys: pytest.CaptureF
 def test_json_holds_every_figure_and_names_what_was_left_out() -> None:
     figures = [figure("ours-tcp", 100), figure("peer", 200)]
     document = json.loads(
-        json.dumps(as_json(figures, list(judge(figures, [TARGET])), {"redis-tcp": "no server"}, QUICK, 0.5))
+        json.dumps(
+            as_json(
+                figures, list(judge(figures, [TARGET])), [Memcpy()], {"redis-tcp": "no server"}, QUICK, 0.5
+            )
+        )
     )
     assert [f["system"] for f in document["figures"]] == ["ours-tcp", "peer"]
     assert document["targets"][0]["met"] is True
