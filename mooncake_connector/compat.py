@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.platforms import current_platform
 
 from kvcore.errors import ConfigError
@@ -183,15 +182,3 @@ def _kv_replicas(vllm_config: Any, kv_cache_config: Any, cp_size: int) -> int:
         return int(known)
     mla = all(_spec_name(spec) == "MLAAttentionSpec" for spec in _specs(kv_cache_config.kv_cache_groups[0]))
     return int(vllm_config.parallel_config.tensor_parallel_size) if mla and cp_size == 1 else 1
-
-
-__all__ = [
-    "KVConnectorBase_V1",
-    "block_size_tokens",
-    "check_supported",
-    "engine_facts",
-    "evict_from_prefix_cache",
-    "hash_block_size_tokens",
-    "layers_run_once",
-    "recomputes_failed_loads",
-]

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from kvcore.client.sync_client import StoreClient
@@ -39,6 +40,14 @@ class SuiteMetadata(KVConnectorMetadata):
 class SuiteHandshake(KVConnectorHandshakeMetadata):
     def __init__(self, answer: RankAnswer) -> None:
         self.answer = answer
+
+
+class SuiteWorkerMetadata(KVConnectorWorkerMetadata):
+    def __init__(self, answers: list[RankAnswer]) -> None:
+        self.answers = answers
+
+    def aggregate(self, other: "SuiteWorkerMetadata") -> "SuiteWorkerMetadata":
+        return SuiteWorkerMetadata(self.answers + other.answers)
 
 
 class MooncakeSuiteConnector(KVConnectorBase_V1):
@@ -149,12 +158,17 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         worker = self._worker_side()
         return worker.guard.call(set(), worker.take_failed_blocks)
 
+    def build_connector_worker_meta(self) -> SuiteWorkerMetadata | None:
+        answer = self._worker_side().asked_answer()
+        return None if answer is None else SuiteWorkerMetadata([answer])
+
     # ---- scheduler side
 
-    def set_xfer_handshake_metadata_pp_aware(
-        self, metadata: Mapping[tuple[int, int], SuiteHandshake]
-    ) -> None:
-        self._scheduler_side().connect(handshake.answer for handshake in metadata.values())
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+        """A MultiConnector hands over one child's metadata for all: what is not ours is left alone, and the
+        ranks answer with the first step instead."""
+        answers = [each.answer for each in metadata.values() if isinstance(each, SuiteHandshake)]
+        self._scheduler_side().connect(answers)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._scheduler_side().evict_from_prefix_cache = lambda block_ids: compat.evict_from_prefix_cache(
@@ -180,6 +194,9 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         scheduler = self._scheduler_side()
+        answered = connector_output.kv_connector_worker_meta
+        if isinstance(answered, SuiteWorkerMetadata):
+            scheduler.guard.call(None, scheduler.connect, answered.answers)
         scheduler.guard.call(None, scheduler.update_output, connector_output.invalid_block_ids)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

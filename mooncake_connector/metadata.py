@@ -39,15 +39,17 @@ class SaveSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One engine step. `runs_model` is False for steps that only move the connector along."""
+    """One engine step. `runs_model` is False for steps that only move the connector along; `asks_ranks`: the
+    scheduler side has not heard yet what the ranks call their blocks."""
 
     loads: list[LoadSpec] = []
     saves: list[SaveSpec] = []
     runs_model: bool = True
+    asks_ranks: bool = False
 
 
 class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What each rank tells the scheduler side once, when its KV cache exists.
+    """What each rank tells the scheduler side when its KV cache exists.
 
     `namespace` is empty when this rank cannot share its KV cache; `reason` then says why.
     """

@@ -146,8 +146,7 @@ class Saver:
     def _write(self, step: StepSave, run: LayerRun) -> None:
         granted = step.granted or []
         whole = [index for index in granted if all(index in slots for slots in run.slots)]
-        lost = [index for index in granted if index not in set(whole)]
-        if lost:
+        if lost := sorted(set(granted).difference(whole)):
             step.drop(lost)
             self._abort(step, lost)
         if not whole:

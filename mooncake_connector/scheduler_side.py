@@ -40,7 +40,7 @@ class SchedulerSide:
         self.config = config
         self.counters = Counters()
         self.guard = Guard(logger, self.counters)
-        self.disabled_reason = "no rank has announced its KV cache"
+        self.disabled_reason = ""
         self.evict_from_prefix_cache: Callable[[set[int]], None] = lambda block_ids: None
         self._make_store = make_store
         self._block_size_tokens = block_size_tokens
@@ -54,11 +54,12 @@ class SchedulerSide:
         self._trust = FollowTrust(clock)
 
     def connect(self, answers: Iterable[RankAnswer]) -> None:
-        """What the ranks said about their KV caches; one that cannot take part disables the connector."""
+        """What all ranks said about their KV caches; one that cannot take part disables the connector."""
         answers = list(answers)
-        refused = [answer.reason for answer in answers if not answer.namespace]
-        if refused or not answers:
-            self._disable(refused[0] if refused else self.disabled_reason)
+        if not answers or self._lookup is not None:
+            return
+        if refused := [answer.reason for answer in answers if not answer.namespace]:
+            self._disable(refused[0])
             return
         try:
             self._store = self._make_store()
@@ -164,7 +165,12 @@ class SchedulerSide:
             self._lookup.new_step()
             # Loads must go out whatever happens here: their requests wait for them.
             saves = self.guard.call([], self._plan_saves, scheduler_output)
-        return StepPlan(loads, saves, runs_model=scheduler_output.total_num_scheduled_tokens > 0)
+        return StepPlan(
+            loads,
+            saves,
+            runs_model=scheduler_output.total_num_scheduled_tokens > 0,
+            asks_ranks=self._lookup is None and not self.disabled_reason,
+        )
 
     def _plan_saves(self, scheduler_output: Any) -> list[SaveSpec]:
         saves: list[SaveSpec] = []

@@ -102,6 +102,10 @@ class WorkerSide:
 
     # ---- one step
 
+    def asked_answer(self) -> RankAnswer | None:
+        """This rank's answer, if the current step's plan asks for it."""
+        return self.answer if self._plan.asks_ranks else None
+
     def begin_step(self, plan: StepPlan) -> None:
         self._plan = plan
         if self._saver is not None:

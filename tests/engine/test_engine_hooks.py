@@ -13,7 +13,9 @@ from tests.engine.rig import (
     DOCUMENT,
     EngineHost,
     StoreProcess,
+    cached_of,
     request,
+    tokens_of,
     transfer_config,
 )
 
@@ -151,3 +153,32 @@ def test_resetting_the_connectors_cache_works(
     host.call("generate", requests=[request(DOCUMENT[:100])])
     host.call("settle")
     assert host.call("reset", connector=True)["ok"]
+
+
+def test_inside_a_multi_connector_behind_one_that_shakes_hands_itself(
+    host: EngineHost, peer: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
+) -> None:
+    """vLLM passes only the first child's handshake on, so our ranks answer with the first step instead."""
+    multi = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "connectors": [
+                {
+                    "kv_connector": "HandshakingConnector",
+                    "kv_connector_module_path": "tests.engine.handshaking",
+                    "kv_role": "kv_both",
+                },
+                transfer_config(store),
+            ]
+        },
+    }
+    prompt = DOCUMENT[:300]
+    host.call("start", engine=engine_kwargs, transfer=multi)
+    cold = host.call("generate", requests=[request(list(b"first step")), request(prompt)])
+    host.call("settle")
+    peer.call("start", engine=engine_kwargs, transfer=transfer_config(store))
+    warm = peer.call("generate", requests=[request(prompt)])
+    assert tokens_of(warm) == tokens_of(cold)[1:]
+    assert cached_of(warm) == [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS]

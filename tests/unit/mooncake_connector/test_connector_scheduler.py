@@ -82,14 +82,21 @@ def test_nothing_is_matched_before_the_ranks_have_spoken() -> None:
     side.on_new_request(request)
     assert side.match(request, 0) == (0, False)
     side.update_after_alloc(request, [1, 2, 3, 4, 5], 0)
-    assert side.build_plan(scheduler_output(new=[("r", [1, 2], 0)], scheduled={"r": 20})).saves == []
+    plan = side.build_plan(scheduler_output(new=[("r", [1, 2], 0)], scheduled={"r": 20}))
+    assert (plan.saves, plan.asks_ranks) == ([], True)
     assert side.request_finished(request) is None
+    side.connect([])
+    assert side.build_plan(scheduler_output()).asks_ranks, "other connectors' handshakes are no answer"
+    side.connect([RankAnswer(NAMESPACES[0])])
+    assert not side.build_plan(scheduler_output()).asks_ranks
+    side.shutdown()
 
 
 def test_one_rank_that_cannot_take_part_disables_the_connector() -> None:
     side = SchedulerSide(connector_config(), FakeStoreClient, BLOCK_TOKENS)
     side.connect([RankAnswer(NAMESPACES[0]), RankAnswer(reason="odd tensors")])
     assert side.disabled_reason == "odd tensors"
+    assert not side.build_plan(scheduler_output()).asks_ranks, "it will not change its mind"
     assert side.match(Request("r", range(20)), 0) == (0, False)
 
 
