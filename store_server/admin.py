@@ -29,12 +29,12 @@ class StatsCollector(Collector):
 
 
 class Admin:
-    """`stats` gives the numbers, `is_ready` whether clients are served. Runs in the store's loop: an answer
-    costs well under a millisecond."""
+    """`stats` gives the numbers, `state` is "ready" while the store takes part in everything. Runs in the
+    store's loop: an answer costs well under a millisecond."""
 
-    def __init__(self, stats: Callable[[], dict[str, float]], is_ready: Callable[[], bool]) -> None:
+    def __init__(self, stats: Callable[[], dict[str, float]], state: Callable[[], str]) -> None:
         self._stats = stats
-        self._is_ready = is_ready
+        self._state = state
         self._registry = CollectorRegistry()
         self._registry.register(StatsCollector(stats))
         ProcessCollector(registry=self._registry)
@@ -63,9 +63,8 @@ class Admin:
         return web.json_response({"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        if self._is_ready():
-            return web.json_response({"status": "ready"})
-        return web.json_response({"status": "stopping"}, status=503)
+        state = self._state()
+        return web.json_response({"status": state}, status=200 if state == "ready" else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = generate_latest(self._registry)

@@ -20,7 +20,9 @@ A DRAM store for the KV blocks of LLM engines. Engines on this host share its me
   mooncake-store ls --limit 20                     which blocks it holds
   mooncake-store evict 8gb                         make 8 GiB free
   mooncake-store bench                             how fast it is from here
-  mooncake-store verify /mnt/nvme0/kv              check every checksum on SSD while no store runs
+  mooncake-store top                               the same, as it happens
+  mooncake-store verify                            check every checksum; with paths, of a stopped store's SSD
+  mooncake-store drain --stop                      take nothing new, save DRAM to SSD, end
 """
 
 _SERVE_EPILOG = """\
@@ -71,10 +73,19 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--sizes", default="4kb,64kb,1mb,16mb", help="of values (default: %(default)s)")
     bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: 1)")
     bench.add_argument("--plane", choices=("shm", "tcp"), default="shm", help="shm falls back to tcp")
-    verify = commands.add_parser("verify", help="check every checksum on the SSD paths of a stopped store")
-    verify.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a path of the ssd level")
-    verify.add_argument("--json", action="store_true", help="for scripts")
-    verify.set_defaults(run=_verify)
+    top = asking("top", _top, "hit rate, bytes by tier, throughput, evictions, clients, as they change")
+    top.add_argument("--interval", type=float, default=1.0, help="seconds between views (default: 1)")
+    top.add_argument("--count", type=int, default=0, help="views to show, 0: until Ctrl-C (default: 0)")
+    verify = asking("verify", _verify, "check every checksum, in DRAM and on SSD; what is corrupt is dropped")
+    verify.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="SSD paths of a stopped store, instead of a running one",
+    )
+    drain = asking("drain", _drain, "take no new objects and save DRAM to SSD; readers are still served")
+    drain.add_argument("--stop", action="store_true", help="end the store when it is done")
     return parser
 
 
@@ -140,10 +151,32 @@ def _bench(args: argparse.Namespace) -> None:
         bench.run(client, sizes, args.seconds, as_json=args.json)
 
 
-def _verify(args: argparse.Namespace) -> None:
-    from store_server.verify import verify
+def _top(args: argparse.Namespace) -> None:
+    from store_server import commands, top
 
-    verify(args.paths, as_json=args.json)
+    if args.interval <= 0 or args.count < 0:
+        raise ConfigError("--interval must be greater than nothing, --count not negative")
+    with commands.connected(args.address, args.token) as client:
+        top.run(client, args.address, interval_s=args.interval, count=args.count, as_json=args.json)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    if args.paths:
+        from store_server.verify import verify
+
+        verify(args.paths, as_json=args.json)
+        return
+    from store_server import commands
+
+    with commands.connected(args.address, args.token) as client:
+        commands.verify(client, as_json=args.json)
+
+
+def _drain(args: argparse.Namespace) -> None:
+    from store_server import commands
+
+    with commands.connected(args.address, args.token) as client:
+        commands.drain(client, stop=args.stop, as_json=args.json)
 
 
 if __name__ == "__main__":

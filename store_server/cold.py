@@ -78,6 +78,10 @@ class SsdColdTier:
             else:
                 assert isinstance(outcome, Removed)
 
+    def verify(self, on_progress: Callable[[int, int], None]) -> tuple[int, list[bytes]]:
+        """Blocks, for a worker thread: (objects checked, keys found corrupt), see SsdTier.verify."""
+        return self._tier.verify(on_progress)
+
     def stats(self) -> dict[str, float]:
         return {SSD_PREFIX + name: value for name, value in self._tier.stats().items()}
 

@@ -1,17 +1,19 @@
-"""The commands that ask a running store: stats, ls, evict. Each prints a table, or JSON for scripts."""
+"""The commands that ask a running store. Each prints a table, or JSON for scripts."""
 
 import contextlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from kvcore.client.sync_client import StoreClient
-from kvcore.errors import ConfigError, StoreUnavailable
+from kvcore.errors import ConfigError, KVError, StoreUnavailable
 from kvcore.metrics import (
     LOOKUP_HITS_TOTAL,
     LOOKUP_KEYS_TOTAL,
@@ -23,6 +25,8 @@ from kvcore.units import format_size, parse_size_bytes
 from kvcore.wire.messages import KeyInfo, PinKind, Tier
 
 _PAGE = 1000
+_POLL_S = 0.2
+R = TypeVar("R")
 
 
 @contextlib.contextmanager
@@ -88,6 +92,51 @@ def evict(client: StoreClient, *, size: str, as_json: bool) -> None:
         print(json.dumps({"num_objects": num_objects, "size_bytes": size_bytes}))
     else:
         print(f"{num_objects} objects evicted, {format_size(size_bytes)}")
+
+
+def drain(client: StoreClient, *, stop: bool, as_json: bool) -> None:
+    """Returns when nothing is left to save. KVError when something could not be saved."""
+    reply = _answered(client.drain(stop=stop))
+    with tqdm(unit="B", unit_scale=True, desc="saving", total=reply.unsaved_bytes, disable=None) as bar:
+        while not reply.is_done:
+            bar.total = max(bar.total, reply.unsaved_bytes)
+            bar.update(bar.total - reply.unsaved_bytes - bar.n)
+            time.sleep(_POLL_S)
+            answer = client.drain(stop=stop)
+            if answer is None and stop:
+                break  # it has ended, which it does only when it is done
+            reply = _answered(answer)
+    if as_json:
+        print(json.dumps({"not_saved": reply.num_refused}))
+    else:
+        print("drained" + (f", {reply.num_refused} objects are in DRAM only" if reply.num_refused else ""))
+
+
+def verify(client: StoreClient, *, as_json: bool) -> None:
+    """Returns when everything is checked. KVError when something was corrupt."""
+    reply = _answered(client.verify(start=True))
+    with tqdm(unit=" objects", desc="verifying", total=reply.num_objects, disable=None) as bar:
+        while reply.is_running:
+            bar.total = reply.num_objects
+            bar.update(reply.num_done - bar.n)
+            time.sleep(_POLL_S)
+            reply = _answered(client.verify())
+    if as_json:
+        fields = ("num_done", "num_corrupt", "num_unchecked")
+        print(json.dumps({name: getattr(reply, name) for name in fields}))
+    else:
+        print(
+            f"{reply.num_done} objects checked, {reply.num_corrupt} corrupt"
+            + (f", {reply.num_unchecked} have no checksums" if reply.num_unchecked else "")
+        )
+    if reply.num_corrupt:
+        raise KVError(f"{reply.num_corrupt} objects were corrupt and are dropped")
+
+
+def _answered(answer: R | None) -> R:
+    if answer is None:
+        raise StoreUnavailable("the store went away, or refused (its log says why)")
+    return answer
 
 
 def _asked(client: StoreClient) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from kvcore.errors import RequestRefused
 from kvcore.wire import messages as m
 from store_server.core.reads import Served
@@ -66,6 +68,19 @@ def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.Sta
     return m.StatsReply(request.id, connection.server.stats())
 
 
+def _drain(connection: "StoreConnection", request: m.Drain, now: float) -> m.DrainReply:
+    drainer = connection.server.drainer
+    drainer.start(stop=request.stop)
+    return msgspec.structs.replace(drainer.report(), id=request.id)
+
+
+def _verify(connection: "StoreConnection", request: m.Verify, now: float) -> m.VerifyReply:
+    checker = connection.server.checker
+    if request.start:
+        checker.start()
+    return msgspec.structs.replace(checker.report(), id=request.id)
+
+
 HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Hello: _hello,
     m.Lookup: lambda conn, request, now: conn.server.store.reads.lookup(request),
@@ -84,5 +99,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Evict: _evict,
     m.ListKeys: lambda conn, request, now: conn.server.store.upkeep.list_keys(request),
     m.Stats: _stats,
+    m.Drain: _drain,
+    m.Verify: _verify,
 }
 """Put and Write are not among them: their payload comes first, see connection.py."""

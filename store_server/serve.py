@@ -24,11 +24,10 @@ def serve(config: StoreConfig, ready_file: Path | None) -> None:
 
 
 async def _run(config: StoreConfig, ready_file: Path | None) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    server = StoreServer(config)
+    stopping, loop = server.stopping, asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = StoreServer(config)
     stop_admin: Callable[[], Awaitable[None]] | None = None
     admin_port = 0
     try:
@@ -37,7 +36,7 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
             # Not at the top: importing aiohttp takes longer than starting everything else.
             from store_server.admin import Admin
 
-            admin = Admin(server.stats, is_ready=lambda: not stopping.is_set())
+            admin = Admin(server.stats, state=lambda: _state(server))
             stop_admin = admin.stop
             await admin.start(config.admin_host, config.admin_port)
             admin_port = admin.port
@@ -56,6 +55,12 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
         if stop_admin is not None:
             await stop_admin()
         await server.stop()
+
+
+def _state(server: StoreServer) -> str:
+    if server.stopping.is_set():
+        return "stopping"
+    return "draining" if server.drainer.is_draining else "ready"
 
 
 def _addresses(config: StoreConfig, server: StoreServer, admin_port: int) -> dict[str, object]:

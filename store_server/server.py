@@ -17,6 +17,7 @@ from kvcore.transport.host import host_id
 from kvcore.units import format_size
 from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer, Tier
 from store_server.attach import AttachPoint
+from store_server.checker import Checker
 from store_server.cold import SsdColdTier
 from store_server.config import StoreConfig
 from store_server.connection import StoreConnection
@@ -25,7 +26,7 @@ from store_server.core.objects import Session
 from store_server.core.placements import PlacementLog
 from store_server.core.reads import Served
 from store_server.core.store import Store
-from store_server.core.tiering import Fate
+from store_server.drain import Drainer
 from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 _EVICTION_SLICE = 256  # objects; about a millisecond
 _EVICTION_PAUSE_S = 0.1
 _UPKEEP_INTERVAL_S = 1.0
-_SAVE_POLL_S = 0.5
 
 
 class StoreServer:
@@ -59,7 +59,6 @@ class StoreServer:
         ssd = config.ssd()
         placements = PlacementLog() if config.events.endpoint else None
         self._cold = SsdColdTier(ssd, self._notify_cold, placements) if ssd is not None else None
-        self._cold_progress = asyncio.Event()
         self.store = Store(config.limits(), self._cold, placements)
         self.events: EventPublisher | None = None
         if placements is not None:
@@ -69,6 +68,10 @@ class StoreServer:
             self.events = events.EventPublisher(config.events, placements, self._holdings)
         self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
         self.views = PayloadViews(self.pool.view)
+        self.stopping = asyncio.Event()
+        """Set when the process is to end: by a signal, or by a drain that was asked for that."""
+        self.drainer = Drainer(self.store, self.clock, self.stopping.set)
+        self.checker = Checker(self.store, self._cold, self.views)
         self.tcp_port = 0
         self.unix_path = Path()
         self._loop = asyncio.get_running_loop()
@@ -131,8 +134,9 @@ class StoreServer:
         for connection in list(self._connections.values()):
             connection.abort()
         await asyncio.sleep(0)
+        await self.checker.cancel()
         if self._cold is not None:
-            await self._save(self._cold)
+            await self.drainer.save(self.config.save_timeout_ms / 1e3)
             cold, self._cold = self._cold, None
             await asyncio.to_thread(cold.close)
         for timer in (self._timer, self._upkeep):
@@ -239,26 +243,11 @@ class StoreServer:
         if self._cold is None:
             return
         self._cold.poll(self.store)
-        self._cold_progress.set()
+        self.drainer.progressed()
         self.store.retry_for_room()
         if self.store.space.is_above_high_watermark:
             self.store.space.evict_some(_EVICTION_SLICE)  # the disk has room in its queue again
         self.settle()
-
-    async def _save(self, cold: SsdColdTier) -> None:
-        """What is in DRAM only goes to the SSD, so that the next start finds it."""
-        space, deadline = self.store.space, self.clock.now() + self.config.save_timeout_ms / 1e3
-        unsaved = space.dram_only()
-        num_left = len(unsaved)
-        for obj in unsaved:
-            while (fate := space.save(obj)) is Fate.WAIT and self.clock.now() < deadline:
-                self._cold_progress.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._cold_progress.wait(), _SAVE_POLL_S)
-            if fate is Fate.WAIT:
-                break
-            num_left -= fate is not Fate.REFUSED
-        logger.info("DRAM saved to the SSD", extra={"objects": len(unsaved), "not_saved": num_left})
 
     # ---- inside ----------------------------------------------------------------------------------------
 

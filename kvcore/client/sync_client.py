@@ -318,6 +318,16 @@ class StoreClient:
         outcome = self._ask(m.Stats)
         return outcome.values if isinstance(outcome, m.StatsReply) else {}
 
+    def drain(self, *, stop: bool = False) -> m.DrainReply | None:
+        """Takes no new objects and saves DRAM to SSD; ask again for how far it is. None: no answer."""
+        outcome = self._ask(m.Drain, stop)
+        return outcome if isinstance(outcome, m.DrainReply) else None
+
+    def verify(self, *, start: bool = False) -> m.VerifyReply | None:
+        """Has every checksum checked (`start`); ask again for how far it is. None: no answer."""
+        outcome = self._ask(m.Verify, start)
+        return outcome if isinstance(outcome, m.VerifyReply) else None
+
     # ---- inside ----------------------------------------------------------------------------------------
 
     def _submit(self, batch: ReadBatch | WriteBatch) -> Transfer:

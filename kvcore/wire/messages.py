@@ -11,57 +11,28 @@ Where a message names several keys and a layer range, payload bytes are key-majo
 contiguous bytes of its layers [layer_begin, layer_end).
 """
 
-import enum
-
 import msgspec
 
-PROTOCOL_VERSION = 1
-
-
-class Status(enum.IntEnum):
-    """What happened to one key. Only OK carries bytes; everything else is some kind of miss."""
-
-    OK = 0
-    MISSING = 1  # no such object (any more)
-    EXISTS = 2  # a sealed object holds this key; the first writer won
-    PENDING = 3  # somebody is writing it, or the asked layers have not been committed yet
-    FULL = 4  # no room could be made in time
-    ABANDONED = 5  # its writer went away or gave up
-    TIMED_OUT = 6  # not ready within wait_ms
-    CORRUPT = 7  # checksum mismatch; the object is dropped
-    TOO_LARGE = 8  # larger than the store could ever hold
-    LEASED = 9  # a lease or a pin protects it
-    INVALID = 10  # the request made no sense for this key (wrong size, layer out of range, not yours)
-    UNAVAILABLE = 11  # client side only: no connection to the store, or it broke while asking
-
-
-class Tier(enum.IntEnum):
-    NONE = 0
-    DRAM = 1
-    SSD = 2
-    REMOTE = 3
-
-
-class PinKind(enum.IntEnum):
-    SOFT = 1  # evicted last, until its time to live ends
-    HARD = 2  # never evicted
-
-
-class ErrorCode(enum.IntEnum):
-    UNKNOWN_MESSAGE = 1
-    BAD_TOKEN = 2
-    VERSION = 3
-    OVER_LIMIT = 4
-    NOT_READY = 5
-    INTERNAL = 6
-    BAD_REQUEST = 7
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all messages; `id` pairs an answer with its request."""
-
-    id: int
-
+from kvcore.wire.managing import Drain as Drain
+from kvcore.wire.managing import DrainReply as DrainReply
+from kvcore.wire.managing import Evict as Evict
+from kvcore.wire.managing import EvictReply as EvictReply
+from kvcore.wire.managing import KeyInfo as KeyInfo
+from kvcore.wire.managing import ListKeys as ListKeys
+from kvcore.wire.managing import ListKeysReply as ListKeysReply
+from kvcore.wire.managing import Pin as Pin
+from kvcore.wire.managing import Remove as Remove
+from kvcore.wire.managing import Stats as Stats
+from kvcore.wire.managing import StatsReply as StatsReply
+from kvcore.wire.managing import Unpin as Unpin
+from kvcore.wire.managing import Verify as Verify
+from kvcore.wire.managing import VerifyReply as VerifyReply
+from kvcore.wire.vocabulary import PROTOCOL_VERSION as PROTOCOL_VERSION
+from kvcore.wire.vocabulary import ErrorCode as ErrorCode
+from kvcore.wire.vocabulary import Message as Message
+from kvcore.wire.vocabulary import PinKind as PinKind
+from kvcore.wire.vocabulary import Status as Status
+from kvcore.wire.vocabulary import Tier as Tier
 
 # ---- session -------------------------------------------------------------------------------------------
 
@@ -302,69 +273,6 @@ class Release(Message, frozen=True, array_like=True, tag=36):
     lease: int
 
 
-# ---- managing ------------------------------------------------------------------------------------------
-
-
-class Pin(Message, frozen=True, array_like=True, tag=40):
-    keys: list[bytes]
-    kind: int = PinKind.SOFT
-    ttl_ms: int = 1_800_000
-
-
-class Unpin(Message, frozen=True, array_like=True, tag=41):
-    keys: list[bytes]
-
-
-class Remove(Message, frozen=True, array_like=True, tag=42):
-    """`force` also removes pinned objects; leased bytes stay untouched until their lease ends."""
-
-    keys: list[bytes]
-    force: bool = False
-
-
-class Evict(Message, frozen=True, array_like=True, tag=43):
-    """Make at least `size_bytes` of DRAM free (0: evict everything evictable). Answered by EvictReply."""
-
-    size_bytes: int = 0
-
-
-class EvictReply(Message, frozen=True, array_like=True, tag=44):
-    num_objects: int
-    size_bytes: int
-
-
-class ListKeys(Message, frozen=True, array_like=True, tag=45):
-    """Pages through the catalogue; `cursor` 0 begins, the answer's `next_cursor` 0 ends."""
-
-    cursor: int = 0
-    limit: int = 1000
-
-
-class KeyInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    key: bytes
-    size_bytes: int
-    num_layers: int
-    layers_ready: int
-    tier: int
-    pin: int
-    num_leases: int
-
-
-class ListKeysReply(Message, frozen=True, array_like=True, tag=46):
-    keys: list[KeyInfo]
-    next_cursor: int
-
-
-class Stats(Message, frozen=True, array_like=True, tag=47):
-    pass
-
-
-class StatsReply(Message, frozen=True, array_like=True, tag=48):
-    """Flat numbers by name; names are those of the metrics without prefix (kvcore/metrics.py)."""
-
-    values: dict[str, float]
-
-
 Request = (
     Hello
     | Lookup
@@ -385,6 +293,8 @@ Request = (
     | Evict
     | ListKeys
     | Stats
+    | Drain
+    | Verify
 )
 Reply = (
     HelloReply
@@ -398,4 +308,6 @@ Reply = (
     | EvictReply
     | ListKeysReply
     | StatsReply
+    | DrainReply
+    | VerifyReply
 )

@@ -46,6 +46,8 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Evict: m.EvictReply,
     m.ListKeys: m.ListKeysReply,
     m.Stats: m.StatsReply,
+    m.Drain: m.DrainReply,
+    m.Verify: m.VerifyReply,
 }
 WITH_PAYLOAD: frozenset[type[m.Message]] = frozenset({m.Put, m.Write, m.ReadReply})
 

@@ -48,7 +48,7 @@ class Space:
         self._soft_policy = new_policy()
         self._soft_pins = Deadlines[bytes](agenda)
         self._cold = cold
-        self._write_back = WriteBack(cold)
+        self.write_back = WriteBack(cold)
         self._placements = placements
 
     @property
@@ -60,14 +60,14 @@ class Space:
     @property
     def is_above_high_watermark(self) -> bool:
         """Objects that have departed are still readable, but their bytes can be had at any time."""
-        write_back = self._write_back
+        write_back = self.write_back
         departed_bytes = write_back.in_flight_bytes + write_back.ready_bytes
         return self.committed_bytes - departed_bytes > self._high_bytes
 
     @property
     def is_making_room(self) -> bool:
         """Something is being written back, so that what is FULL now may find room soon."""
-        return self._write_back.in_flight_bytes > 0
+        return self.write_back.in_flight_bytes > 0
 
     # ---- taking and giving back ------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Space:
     def discard(self, obj: StoredObject, *, evicted: bool = False) -> None:
         """Takes the object out of the catalogue; its bytes are freed now or with its last user."""
         self._catalog.remove(obj)
-        self._write_back.take_back(obj.key)
+        self.write_back.take_back(obj.key)
         if obj.pin == PinKind.SOFT:
             self._soft_pins.drop(obj.key)
             self._soft_policy.on_remove(obj.key, evicted=evicted)
@@ -119,7 +119,7 @@ class Space:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A reader wanted these, in the order of their prefix: the leaf shall go before the root."""
-        if len(self._write_back):
+        if len(self.write_back):
             self._take_back(reversed(keys))
         self._policy.on_access(reversed(keys))
         if len(self._soft_policy):
@@ -155,7 +155,7 @@ class Space:
 
         Returns (objects, bytes, whether nothing more can be done now)."""
         goal = self._low_bytes if free_bytes is None else max(self.capacity_bytes - free_bytes, 0)
-        write_back = self._write_back
+        write_back = self.write_back
         num_objects = size_bytes = 0
         while True:
             spared_bytes = write_back.in_flight_bytes + (write_back.ready_bytes if free_bytes is None else 0)
@@ -185,9 +185,9 @@ class Space:
 
     def save(self, obj: StoredObject) -> Fate:
         """Writes it back wherever it is in the order of eviction."""
-        if obj.gone or obj.key in self._write_back:
+        if obj.gone or obj.key in self.write_back:
             return Fate.STORED
-        fate = self._write_back.decide(obj)
+        fate = self.write_back.decide(obj)
         if fate is Fate.DEPARTED:
             self._leave_order(obj)
         return fate
@@ -195,10 +195,10 @@ class Space:
     def written(self, obj: StoredObject, status: Status) -> None:
         """The write of a departed object ended: its bytes are in the cold tier (OK), or that did not take
         it."""
-        is_ours = self._write_back.ended(obj)
+        is_ours = self.write_back.ended(obj)
         self.release((obj,))
         if is_ours and status is Status.OK:
-            self._write_back.set_ready(obj)
+            self.write_back.set_ready(obj)
         elif is_ours:
             self._evict(obj)
 
@@ -208,7 +208,7 @@ class Space:
 
     def _take_back(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            obj = self._write_back.take_back(key)
+            obj = self.write_back.take_back(key)
             if obj is not None:
                 self._enter_policy(obj)
 
@@ -231,7 +231,7 @@ class Space:
                 if not all(self._may_go_with(victim, other) for other in leaving):
                     slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
                     continue
-            fates = {obj: self._write_back.decide(obj) for obj in leaving}
+            fates = {obj: self.write_back.decide(obj) for obj in leaving}
             if Fate.DEPARTED not in fates.values() and Fate.WAIT not in fates.values():
                 for obj in leaving:
                     self._evict(obj)
@@ -255,7 +255,7 @@ class Space:
                 return False
             return not slabs_tried or entry.extents[0] // slab_bytes not in slabs_tried
 
-        if with_ready and len(self._write_back) and (ready := self._write_back.first_ready(evictable)):
+        if with_ready and len(self.write_back) and (ready := self.write_back.first_ready(evictable)):
             return ready
         in_use.clear()
         for policy in (self._policy, self._soft_policy):
@@ -284,7 +284,7 @@ class Space:
             (self._soft_policy if obj.pin else self._policy).on_insert(obj, obj.parent or None)
 
     def _leave_policy(self, obj: StoredObject) -> None:
-        self._write_back.take_back(obj.key)
+        self.write_back.take_back(obj.key)
         (self._soft_policy if obj.pin else self._policy).on_remove(obj.key)
 
     def fragmentation(self) -> dict[str, float]:

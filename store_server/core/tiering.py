@@ -99,6 +99,10 @@ class WriteBack:
         self.in_flight_bytes = 0
         self.ready_bytes = 0
 
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._in_flight or key in self._ready
 

@@ -66,6 +66,8 @@ class Writes:
         # In the order of their last progress: all have the same timeout, so the first is always due first.
         self._reservations: OrderedDict[bytes, Reservation] = OrderedDict()
         self.quarantined_bytes = 0
+        self.is_draining = False
+        """Set by the shell: no new objects, whatever room there is."""
 
     @property
     def num_pending(self) -> int:
@@ -240,7 +242,8 @@ class Writes:
         reserved: list[tuple[Status, StoredObject | None]] = []
         for key, size_bytes in zip(keys, sizes_bytes, strict=True):
             result = self._reserve(session, key, size_bytes, num_layers, now, is_direct)
-            if result[0] is Status.FULL and may_wait and self._space.is_making_room:
+            is_waiting_worth_it = self._space.is_making_room and not self.is_draining
+            if result[0] is Status.FULL and may_wait and is_waiting_worth_it:
                 for _, obj in reserved:
                     if obj is not None:
                         del self._reservations[obj.key]
@@ -262,6 +265,8 @@ class Writes:
             return Status.PENDING, None
         if size_bytes < 1 or num_layers < 1 or size_bytes % num_layers or not 0 < len(key) <= MAX_KEY_BYTES:
             return Status.INVALID, None
+        if self.is_draining:
+            return Status.FULL, None
         obj = StoredObject(key, size_bytes, num_layers, ())
         status = self._space.allocate(obj)
         if status is not Status.OK:

@@ -41,6 +41,8 @@ REQUESTS = [
     m.Evict(17, 1 << 30),
     m.ListKeys(18, 5, 10),
     m.Stats(19),
+    m.Drain(20, True),
+    m.Verify(21, True),
 ]
 FUZZ_INPUTS = 120_000
 

@@ -65,3 +65,11 @@ def test_a_digest_of_another_size_is_a_mistake() -> None:
 def test_named_objects_have_keys_of_the_same_size() -> None:
     assert len(object_key("name")) == BLOCK_KEY_BYTES
     assert object_key("name") == object_key(b"name") != object_key("other")
+
+
+def test_keys_are_the_same_in_every_version() -> None:
+    """Blocks on SSD outlive the process that wrote them, and engines of several versions share one store."""
+    assert DIGEST.hex() == "61a7435a38fa330ca161bc7cd0dbbc1f"
+    assert block_key(DIGEST, HASH)[16:].hex() == "496aca80e4d8f29f600c08ca67326dee"
+    assert block_key(DIGEST, b"short")[16:].hex() == "5ade052695251792127012d5e9dfde89"
+    assert object_key("name").hex() == ("3d6e48cd0e86e666e237d676618565367537d944b6ee2d2cddba8e3d8ce12f7c")

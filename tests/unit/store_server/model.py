@@ -96,10 +96,10 @@ def check_invariants(store: Store) -> None:
     assert allocator.used_bytes == sum(allocator.cost_bytes(obj.size_bytes) for obj in objects)
     policies = (store.space._policy, store.space._soft_policy)
     for obj in store.catalog.by_key.values():
-        ordered = [obj.key in order for order in (*policies, store.space._write_back)]
+        ordered = [obj.key in order for order in (*policies, store.space.write_back)]
         assert sum(ordered) == (1 if obj.is_sealed and obj.pin != 2 else 0)
     assert sum(map(len, policies)) <= len(store.catalog.by_key)
-    write_back = store.space._write_back
+    write_back = store.space.write_back
     assert write_back.in_flight_bytes == sum(obj.size_bytes for obj in write_back._in_flight.values())
     assert write_back.ready_bytes == sum(obj.size_bytes for obj in write_back._ready.values())
     assert all(store.catalog.by_key.get(obj.key) is obj for obj in write_back._ready.values())

@@ -1,0 +1,100 @@
+"""Messages of operators and tools: pins, removal, listing, numbers, maintenance. Tags 40 to 59."""
+
+import msgspec
+
+from kvcore.wire.vocabulary import Message, PinKind
+
+
+class Pin(Message, frozen=True, array_like=True, tag=40):
+    keys: list[bytes]
+    kind: int = PinKind.SOFT
+    ttl_ms: int = 1_800_000
+
+
+class Unpin(Message, frozen=True, array_like=True, tag=41):
+    keys: list[bytes]
+
+
+class Remove(Message, frozen=True, array_like=True, tag=42):
+    """`force` also removes pinned objects; leased bytes stay untouched until their lease ends."""
+
+    keys: list[bytes]
+    force: bool = False
+
+
+class Evict(Message, frozen=True, array_like=True, tag=43):
+    """Make at least `size_bytes` of DRAM free (0: evict everything evictable). Answered by EvictReply."""
+
+    size_bytes: int = 0
+
+
+class EvictReply(Message, frozen=True, array_like=True, tag=44):
+    num_objects: int
+    size_bytes: int
+
+
+class ListKeys(Message, frozen=True, array_like=True, tag=45):
+    """Pages through the catalogue; `cursor` 0 begins, the answer's `next_cursor` 0 ends."""
+
+    cursor: int = 0
+    limit: int = 1000
+
+
+class KeyInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    key: bytes
+    size_bytes: int
+    num_layers: int
+    layers_ready: int
+    tier: int
+    pin: int
+    num_leases: int
+
+
+class ListKeysReply(Message, frozen=True, array_like=True, tag=46):
+    keys: list[KeyInfo]
+    next_cursor: int
+
+
+class Stats(Message, frozen=True, array_like=True, tag=47):
+    pass
+
+
+class StatsReply(Message, frozen=True, array_like=True, tag=48):
+    """Flat numbers by name; names are those of the metrics without prefix (kvcore/metrics.py)."""
+
+    values: dict[str, float]
+
+
+class Drain(Message, frozen=True, array_like=True, tag=49):
+    """Take no new objects (writers see FULL) and save what is in DRAM only. Answered at once, by DrainReply:
+    ask again to see how far it is. `stop`: end the process when it is done."""
+
+    stop: bool = False
+
+
+class DrainReply(Message, frozen=True, array_like=True, tag=50):
+    """`num_unsaved` objects of `unsaved_bytes` are in DRAM only; `num_pending` are still being written by
+    their clients; of those done, `num_refused` could not be saved (all, for a store without SSD)."""
+
+    is_done: bool
+    num_unsaved: int
+    unsaved_bytes: int
+    num_pending: int
+    num_refused: int
+
+
+class Verify(Message, frozen=True, array_like=True, tag=51):
+    """Check the bytes of every object, on SSD too, against its checksums; what is corrupt is dropped.
+    Answered at once, by VerifyReply. `start` False only asks how far it is."""
+
+    start: bool = False
+
+
+class VerifyReply(Message, frozen=True, array_like=True, tag=52):
+    """`num_unchecked` of those done had no checksums from their writer."""
+
+    is_running: bool
+    num_objects: int
+    num_done: int
+    num_corrupt: int
+    num_unchecked: int
