@@ -50,9 +50,10 @@ from kvcore.wire.messages import (
 # either way), puts, which need two, at about 240 KiB.
 INLINE_READ_BYTES = 48 << 10
 INLINE_PUT_BYTES = 240 << 10
-# How much of the pool an idle client may hold on to until its leases run out.
+# How much of the pool an idle client may hold on to, in how many leases, and how long these last.
 MAX_LINGERING_BYTES = 16 << 20
 MAX_LINGERING_LEASES = 4
+LINGERING_LEASE_MS = 2000
 # The store's clock and ours are the same one, but not read at the same moment.
 LEASE_MARGIN_S = 0.05
 UNLIMITED_BYTES = 1 << 62
@@ -61,10 +62,18 @@ UNLIMITED_BYTES = 1 << 62
 class AcquirePart:
     """One Acquire. The copy is made by the thread that waits, under a lease that provably still holds."""
 
-    def __init__(self, plane: "ShmTransport", indices: Sequence[int], keys: list[bytes], sink: Sink) -> None:
+    def __init__(
+        self,
+        plane: "ShmTransport",
+        indices: Sequence[int],
+        keys: list[bytes],
+        sink: Sink,
+        lease_ms: int,
+    ) -> None:
         self.indices = indices
         self.call: Call  # from `send` on
         self.moved_bytes = 0
+        self._lease_ms = lease_ms
         self._plane = plane
         self._keys = keys
         self._sink = sink
@@ -98,7 +107,7 @@ class AcquirePart:
             Acquire,
             (
                 self._keys,
-                self._plane.lease_ms,
+                self._lease_ms,
                 self._layer_end,
                 wait_ms,
                 self._layer_begin,
@@ -109,7 +118,7 @@ class AcquirePart:
         )
 
     def _lease_ends(self) -> float:
-        lease_s = self._plane.lease_ms / 1e3
+        lease_s = self._lease_ms / 1e3
         return self.call.sent_at + lease_s - min(LEASE_MARGIN_S, lease_s / 4)
 
     def _copy(self, reply: AcquireReply) -> list[Status]:
@@ -247,7 +256,9 @@ class ShmTransport:
             return self._inline.submit_read(keys, sizes_bytes, sink, layer_begin, layer_end, wait_ms)
         parts: list[Part] = []
         for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys):
-            part = AcquirePart(self, run, keys[run.start : run.stop], sink)
+            lingers = sum(sizes_bytes[run.start : run.stop]) <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
+            lease_ms = min(self.lease_ms, LINGERING_LEASE_MS) if lingers else self.lease_ms
+            part = AcquirePart(self, run, keys[run.start : run.stop], sink, lease_ms)
             part.send(layer_begin, layer_end, wait_ms)
             parts.append(part)
         return PartsTransfer(
@@ -278,7 +289,8 @@ class ShmTransport:
     def end_lease(self, lease: int, size_bytes: int) -> None:
         """Nobody reads under it any more. A message of its own costs the store as much as an Acquire, so what
         is small waits for the next one; should none come, the lease ends by time."""
-        if 0 < size_bytes <= MAX_LINGERING_BYTES and len(self._ended_leases) < MAX_LINGERING_LEASES:
+        lingers = 0 < size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
+        if lingers and len(self._ended_leases) < MAX_LINGERING_LEASES:
             self._ended_leases.append(lease)
         else:
             self.channel.forget(Release, (lease,))
