@@ -21,6 +21,9 @@ WAITING_FOR_ROOM = "waiting_for_room"  # writers held back until write-back to d
 LOAD = "load"  # share of one core that the store's loop takes, 0 to 1
 PROMOTIONS = "promotions"  # objects on their way from disk to DRAM
 
+# One for each tenant, with the label "tenant": TENANT_PREFIX + the name of the store's own number
+TENANT_PREFIX = "tenant_"
+
 # The store's SSD tier; there only when it has one. More of them: SSD_PREFIX + a key of SsdTier.stats()
 SSD_PREFIX = "ssd_"
 

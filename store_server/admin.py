@@ -4,39 +4,59 @@ from collections.abc import Callable, Iterator
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvcore.metrics import STORE_PREFIX
+from kvcore import __version__
+from kvcore.metrics import STORE_PREFIX, TENANT_PREFIX
+from store_server.metric_help import HELP
 
-_TOTAL = "_total"
+Numbers = Callable[[], dict[str, float]]
+
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StatsCollector(Collector):
     """Turns the store's numbers into metrics when they are asked for; nothing is counted twice."""
 
-    def __init__(self, stats: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, stats: Numbers, stats_by_tenant: Callable[[], dict[str, dict[str, float]]]) -> None:
         self._stats = stats
+        self._stats_by_tenant = stats_by_tenant
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._stats().items():
-            text = name.removesuffix(_TOTAL).replace("_", " ")
-            if name.endswith(_TOTAL):
+            text = HELP[name]
+            if name.endswith("_total"):
                 yield CounterMetricFamily(STORE_PREFIX + name, text, value=value)
             else:
                 yield GaugeMetricFamily(STORE_PREFIX + name, text, value=value)
+        families: dict[str, GaugeMetricFamily] = {}
+        for tenant, values in self._stats_by_tenant().items():
+            for name, value in values.items():
+                if name not in families:
+                    full_name = STORE_PREFIX + TENANT_PREFIX + name
+                    families[name] = GaugeMetricFamily(
+                        full_name, f"of one tenant: {HELP[name]}", labels=["tenant"]
+                    )
+                families[name].add_metric([tenant], value)
+        yield from families.values()
+        yield InfoMetricFamily(STORE_PREFIX + "build", "version of the store", {"version": __version__})
 
 
 class Admin:
     """`stats` gives the numbers, `state` is "ready" while the store takes part in everything. Runs in the
     store's loop: an answer costs well under a millisecond."""
 
-    def __init__(self, stats: Callable[[], dict[str, float]], state: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        stats: Numbers,
+        stats_by_tenant: Callable[[], dict[str, dict[str, float]]],
+        state: Callable[[], str],
+    ) -> None:
         self._stats = stats
         self._state = state
         self._registry = CollectorRegistry()
-        self._registry.register(StatsCollector(stats))
+        self._registry.register(StatsCollector(stats, stats_by_tenant))
         ProcessCollector(registry=self._registry)
         app = web.Application()
         app.add_routes(

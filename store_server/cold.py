@@ -8,6 +8,7 @@ from kvcore.metrics import SSD_PREFIX
 from kvcore.units import format_size
 from kvcore.wire.messages import Status, Tier
 from store_server.core.objects import StoredObject
+from store_server.core.owners import Quota
 from store_server.core.placements import PlacementLog
 from store_server.core.store import Store
 from store_server.core.tiering import Acceptance, ColdObject
@@ -21,25 +22,36 @@ from store_server.ssd import (
     WriteRequest,
     Written,
 )
+from store_server.ssd_quota import SsdQuotas
 
 logger = logging.getLogger(__name__)
 
 
 class SsdColdTier:
     """A `ColdTier`. `notify` is called from disk threads when `poll` has something to do. `open` and `close`
-    block; everything else is the loop's."""
+    block; everything else is the loop's. `on_pushed_out` gets what had to leave for its tenant's quota."""
 
     def __init__(
-        self, config: SsdConfig, notify: Callable[[], None], placements: PlacementLog | None = None
+        self,
+        config: SsdConfig,
+        notify: Callable[[], None],
+        on_pushed_out: Callable[[Sequence[bytes]], None],
+        placements: PlacementLog | None = None,
+        quotas: Sequence[Quota] = (),
     ) -> None:
         self._tier = SsdTier(config, notify)
+        self._on_pushed_out = on_pushed_out
         self._placements = placements
+        self.quotas = SsdQuotas(quotas)
         self._pool = memoryview(b"")
 
     def open(self, pool: memoryview) -> None:
         """ConfigError when no path can be used."""
         self._pool = pool
         report = self._tier.open()
+        for key in list(self._tier):
+            if location := self._tier.location(key):
+                self._make_room_in_quota(key, location.size_bytes)
         logger.info(
             "SSD index rebuilt",
             extra={
@@ -62,7 +74,9 @@ class SsdColdTier:
         """Tells the core what has happened on the disks."""
         for outcome in self._tier.poll():
             if isinstance(outcome, Written):
-                if self._placements is not None and outcome.status is Status.OK:
+                if outcome.status is not Status.OK:
+                    self.quotas.forget((outcome.request.key,))
+                elif self._placements is not None:
                     self._placements.stored((outcome.request.key,), Tier.SSD)
                 store.space.written(outcome.request.token, outcome.status)
             elif isinstance(outcome, Loaded):
@@ -74,6 +88,7 @@ class SsdColdTier:
                 )
                 if self._placements is not None:
                     self._placements.removed(outcome.keys, Tier.SSD)
+                self.quotas.forget(outcome.keys)
                 store.space.no_longer_cold(outcome.keys)
             else:
                 assert isinstance(outcome, Removed)
@@ -99,15 +114,21 @@ class SsdColdTier:
 
     def find(self, key: bytes) -> ColdObject | None:
         location = self._tier.location(key)
+        self.quotas.touch(key)
         return None if location is None else ColdObject(location.size_bytes, location.num_layers)
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         checksums = struct.unpack(f"<{len(obj.checksums) // 8}Q", obj.checksums)
         if len(checksums) != obj.num_layers or 0 in checksums:
             checksums = ()  # the writer left some out; then all are computed on the way
-        return self._tier.write(
+        if not self.quotas.fits(obj.key, obj.size_bytes):
+            return Acceptance.REFUSED
+        acceptance = self._tier.write(
             WriteRequest(obj.key, self._views(obj), obj.size_bytes, obj.num_layers, checksums, obj)
         )
+        if acceptance is Acceptance.QUEUED:
+            self._make_room_in_quota(obj.key, obj.size_bytes)
+        return acceptance
 
     def load(self, obj: StoredObject) -> bool:
         return self._tier.read(ReadRequest(obj.key, self._views(obj), obj))
@@ -115,7 +136,13 @@ class SsdColdTier:
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._placements is not None:
             self._placements.removed([key for key in keys if key in self._tier], Tier.SSD)
+        self.quotas.forget(keys)
         self._tier.remove(keys)
+
+    def _make_room_in_quota(self, key: bytes, size_bytes: int) -> None:
+        if leaving := self.quotas.add(key, size_bytes):
+            self.remove(leaving)
+            self._on_pushed_out(leaving)
 
     def _views(self, obj: StoredObject) -> list[memoryview]:
         extents = obj.extents

@@ -50,9 +50,9 @@ def show_stats(client: StoreClient, *, as_json: bool) -> None:
     for name, value in sorted(values.items()):
         table.add_row(name, _readable(name, value))
     Console().print(table)
-    committed = values[POOL_USED_BYTES] + values[METADATA_BYTES]
+    committed = values[POOL_USED_BYTES] + values.get(METADATA_BYTES, 0)
     summary = f"{100 * committed / values[POOL_SIZE_BYTES]:.1f} % of the pool is taken"
-    if asked := values[LOOKUP_KEYS_TOTAL]:
+    if asked := values.get(LOOKUP_KEYS_TOTAL):
         summary += f", {100 * values[LOOKUP_HITS_TOTAL] / asked:.1f} % of the keys looked up were hits"
     print(summary)
 

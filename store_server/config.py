@@ -12,6 +12,8 @@ from store_server.core.store import StoreLimits
 from store_server.events_config import EventsConfig
 from store_server.levels import StorageLevel, cpu_capacity_bytes, ssd_config
 from store_server.ssd import SsdConfig
+from store_server.tenants import Tenant
+from store_server.tenants import check as check_tenants
 
 ENV_PREFIX = "MOONCAKE_STORE"
 DEFAULT_POOL_SIZE_BYTES = 1 << 30
@@ -29,6 +31,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     admin_host: Annotated[str, _help("address of /health, /ready, /metrics and /stats")] = "127.0.0.1"
     admin_port: Annotated[int, _help("HTTP port of the same, 0: any free one, -1: none")] = 50052
     token: Annotated[str, _help("clients must send it, '': everybody is let in")] = ""
+    tenants: Annotated[
+        list[Tenant], _help('as a flag JSON: [{"name": "a", "token": "secret", "dram_quota": "64gb"}]')
+    ] = []
     planes: Annotated[tuple[str, ...], _help("how bytes may move, of shm and tcp")] = ("shm", "tcp")
 
     pool_size_bytes: Annotated[int, _help("DRAM for KV blocks, taken at start, for example 64gb")] = (
@@ -62,6 +67,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     max_connections: Annotated[int, _help("clients at once")] = 4096
     max_keys: Annotated[int, _help("keys in one message")] = 16_384
+    max_waiting_keys: Annotated[int, _help("keys that requests of one client wait for at once")] = 65_536
     max_body_bytes: Annotated[int, _help("size of one message without payload")] = DEFAULT_MAX_BODY_BYTES
     max_payload_bytes: Annotated[int, _help("payload of one message")] = DEFAULT_MAX_PAYLOAD_BYTES
     max_unsent_bytes: Annotated[int, _help("unsent answers of a client before its requests have to wait")] = (
@@ -106,6 +112,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "save_timeout_ms",
             "max_connections",
             "max_keys",
+            "max_waiting_keys",
             "max_body_bytes",
             "max_payload_bytes",
             "max_unsent_bytes",
@@ -113,6 +120,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         self.events.check()
+        check_tenants(self.tenants, self.token)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level {self.log_level!r} is not one of debug, info, warning, error")
 
@@ -141,6 +149,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             default_lease_ms=self.default_lease_ms,
             max_lease_ms=self.max_lease_ms,
             max_payload_bytes=self.max_payload_bytes,
+            max_waiting_keys=self.max_waiting_keys,
             room_timeout_ms=self.room_timeout_ms,
             promotion_timeout_ms=self.promotion_timeout_ms,
         )

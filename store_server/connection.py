@@ -20,6 +20,7 @@ from store_server.core.objects import Session, StoredObject
 from store_server.core.reads import Served
 from store_server.core.writes import Incoming
 from store_server.handlers import HANDLERS
+from store_server.tenants import Client, scoped
 
 if TYPE_CHECKING:
     from store_server.server import StoreServer
@@ -38,7 +39,8 @@ class StoreConnection(asyncio.BufferedProtocol):
         self.server = server
         self.session = server.store.open_session()
         self._transport: asyncio.Transport | None = None
-        self._judge = ServerSession(token=config.token, max_keys=config.max_keys)
+        self.client = Client()
+        self._judge = ServerSession(tokens=(config.token, *server.tenants.tokens), max_keys=config.max_keys)
         self._receiver = FrameReceiver[Request](
             request_decoder(config.max_body_bytes, config.max_payload_bytes),
             self._on_frame,
@@ -152,7 +154,8 @@ class StoreConnection(asyncio.BufferedProtocol):
         refusal = self._judge.judge(frame)
         if refusal is None and isinstance(frame.message, (Put, Write)):
             try:
-                return self._begin_payload(frame.message, frame.payload_bytes)
+                request = scoped(frame.message, self.client.prefix)
+                return self._begin_payload(request, frame.payload_bytes)
             except RequestRefused as error:
                 refusal = ErrorReply(frame.request_id, error.code, str(error), error.retryable)
         if refusal is not None:
@@ -222,7 +225,8 @@ class StoreConnection(asyncio.BufferedProtocol):
             self.send(server.store.writes.received(self.session, incoming, corrupt, now))
             return
         try:
-            reply = HANDLERS[type(frame.message)](self, frame.message, now)
+            request = scoped(cast(Message, frame.message), self.client.prefix)
+            reply = HANDLERS[type(request)](self, request, now)
         except RequestRefused as error:
             reply = ErrorReply(frame.request_id, error.code, str(error), error.retryable)
         if isinstance(reply, Served):
@@ -272,7 +276,8 @@ class StoreConnection(asyncio.BufferedProtocol):
 
     def _who(self) -> dict[str, object]:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else ""
-        return {"session": self.session.number, "client": self.session.client_name, "peer": peer or "unix"}
+        who = {"session": self.session.number, "client": self.session.client_name, "peer": peer or "unix"}
+        return who if self.client.is_operator else {**who, "tenant": self.client.name}
 
 
 def _tune(sock: Any) -> None:

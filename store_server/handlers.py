@@ -18,8 +18,11 @@ Answer = m.Reply | Served | None  # None: the answer comes later
 def _hello(connection: "StoreConnection", request: m.Hello, now: float) -> m.HelloReply:
     server = connection.server
     connection.session.client_name = request.client_name
+    connection.client = server.tenants.client_of(request.token)
     offer = None
     planes = [plane for plane in request.planes if plane in server.config.planes]
+    if not connection.client.may_use_shm:
+        planes = [plane for plane in planes if plane != "shm"]
     if "shm" in planes:
         offer = server.offer_shm(connection.session, request.host_id)
         if offer is None:
@@ -61,20 +64,34 @@ def _reserve(connection: "StoreConnection", request: m.Reserve, now: float) -> m
 
 
 def _evict(connection: "StoreConnection", request: m.Evict, now: float) -> None:
-    connection.server.evict(request, connection.send)
+    connection.server.evict(request, connection.client.prefix, connection.send)
 
 
 def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.StatsReply:
-    return m.StatsReply(request.id, connection.server.stats())
+    server, client = connection.server, connection.client
+    return m.StatsReply(
+        request.id, server.stats() if client.is_operator else server.tenant_stats(client.prefix)
+    )
+
+
+def _list_keys(connection: "StoreConnection", request: m.ListKeys, now: float) -> m.ListKeysReply:
+    return connection.server.store.upkeep.list_keys(request, connection.client.prefix)
+
+
+def _check_operator(connection: "StoreConnection") -> None:
+    if not connection.client.is_operator:
+        raise RequestRefused(m.ErrorCode.FORBIDDEN, "this is for the store's operator, with its own token")
 
 
 def _drain(connection: "StoreConnection", request: m.Drain, now: float) -> m.DrainReply:
+    _check_operator(connection)
     drainer = connection.server.drainer
     drainer.start(stop=request.stop)
     return msgspec.structs.replace(drainer.report(), id=request.id)
 
 
 def _verify(connection: "StoreConnection", request: m.Verify, now: float) -> m.VerifyReply:
+    _check_operator(connection)
     checker = connection.server.checker
     if request.start:
         checker.start()
@@ -97,7 +114,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Unpin: lambda conn, request, now: conn.server.store.upkeep.unpin(request),
     m.Remove: lambda conn, request, now: conn.server.store.upkeep.remove(request),
     m.Evict: _evict,
-    m.ListKeys: lambda conn, request, now: conn.server.store.upkeep.list_keys(request),
+    m.ListKeys: _list_keys,
     m.Stats: _stats,
     m.Drain: _drain,
     m.Verify: _verify,

@@ -6,7 +6,7 @@ import errno
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from store_server.config import StoreConfig
 from store_server.connection import StoreConnection
 from store_server.core.deadlines import NEVER
 from store_server.core.objects import Session
+from store_server.core.owners import OPERATOR
 from store_server.core.placements import PlacementLog
 from store_server.core.reads import Served
 from store_server.core.store import Store
@@ -31,6 +32,7 @@ from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
 from store_server.runtime_dir import RuntimeDir
+from store_server.tenants import Tenants
 
 if TYPE_CHECKING:
     from store_server.events import EventPublisher
@@ -58,8 +60,14 @@ class StoreServer:
         self.server_id = secrets.token_hex(8)
         ssd = config.ssd()
         placements = PlacementLog() if config.events.endpoint else None
-        self._cold = SsdColdTier(ssd, self._notify_cold, placements) if ssd is not None else None
-        self.store = Store(config.limits(), self._cold, placements)
+        self.tenants = Tenants(config.tenants, config.token)
+        quotas = self.tenants.quotas
+        self._cold = (
+            SsdColdTier(ssd, self._notify_cold, self._on_pushed_out, placements, quotas)
+            if ssd is not None
+            else None
+        )
+        self.store = Store(config.limits(), self._cold, placements, quotas)
         self.events: EventPublisher | None = None
         if placements is not None:
             # Not at the top: nobody else needs ZMQ.
@@ -200,14 +208,19 @@ class StoreServer:
         if self.events is not None:
             self.events.schedule()
 
-    def evict(self, request: Evict, answer: Callable[[Reply], None]) -> None:
-        """In slices, so that evicting a million objects stops nobody for long."""
-        free_bytes = request.size_bytes or self.store.space.capacity_bytes
+    def evict(self, request: Evict, owner: bytes, answer: Callable[[Reply], None]) -> None:
+        """In slices, so that evicting a million objects stops nobody for long. Of a tenant only what is its
+        own goes."""
+        space = self.store.space
+        free_bytes = request.size_bytes or space.capacity_bytes
         num_objects = size_bytes = 0
 
         def evict_slice() -> None:
             nonlocal num_objects, size_bytes
-            objects, freed_bytes, is_done = self.store.space.evict_some(_EVICTION_SLICE, free_bytes)
+            if owner == OPERATOR:
+                objects, freed_bytes, is_done = space.evict_some(_EVICTION_SLICE, free_bytes)
+            else:
+                objects, freed_bytes, is_done = space.evict_some_of(owner, _EVICTION_SLICE, free_bytes)
             num_objects += objects
             size_bytes += freed_bytes
             if is_done:
@@ -226,6 +239,24 @@ class StoreServer:
             **(self._cold.stats() if self._cold is not None else {}),
             **(self.events.stats() if self.events is not None else {}),
         }
+
+    def tenant_stats(self, prefix: bytes) -> dict[str, float]:
+        """What a tenant may know: its own share of the store."""
+        owners = self.store.owners
+        assert owners is not None
+        return {
+            metrics.POOL_SIZE_BYTES: owners.limit_bytes(prefix),
+            metrics.POOL_USED_BYTES: owners.used_bytes(prefix),
+            metrics.OBJECTS: owners.num_objects(prefix),
+            metrics.SSD_PREFIX + "live_bytes": self._cold.quotas.used_bytes(prefix) if self._cold else 0,
+        }
+
+    def stats_by_tenant(self) -> dict[str, dict[str, float]]:
+        """By name, for the metrics."""
+        return {name: self.tenant_stats(prefix) for prefix, name in self.tenants.names.items()}
+
+    def _on_pushed_out(self, keys: Sequence[bytes]) -> None:
+        self.store.space.no_longer_cold(keys)
 
     def _holdings(self) -> Iterable[tuple[Tier, list[bytes]]]:
         yield Tier.DRAM, [obj.key for obj in self.store.catalog.by_key.values() if obj.is_sealed]

@@ -53,8 +53,8 @@ def compare(before: Values, after: Values, elapsed_s: float) -> View:
         return max(0.0, after.get(name, 0) - before.get(name, 0)) / elapsed_s
 
     def share(of: Values) -> float | None:
-        asked = after[metrics.LOOKUP_KEYS_TOTAL] - of.get(metrics.LOOKUP_KEYS_TOTAL, 0)
-        hits = after[metrics.LOOKUP_HITS_TOTAL] - of.get(metrics.LOOKUP_HITS_TOTAL, 0)
+        asked = after.get(metrics.LOOKUP_KEYS_TOTAL, 0) - of.get(metrics.LOOKUP_KEYS_TOTAL, 0)
+        hits = after.get(metrics.LOOKUP_HITS_TOTAL, 0) - of.get(metrics.LOOKUP_HITS_TOTAL, 0)
         return hits / asked if asked else None
 
     return View(
@@ -66,16 +66,16 @@ def compare(before: Values, after: Values, elapsed_s: float) -> View:
         evicted_per_s=rate(metrics.EVICTED_OBJECTS_TOTAL),
         promoted_per_s=rate(metrics.PROMOTED_OBJECTS_TOTAL),
         spilled_per_s=rate(metrics.SSD_PREFIX + "written_objects_total"),
-        dram_used_bytes=after[metrics.POOL_USED_BYTES] + after[metrics.METADATA_BYTES],
-        dram_size_bytes=after[metrics.POOL_SIZE_BYTES],
+        dram_used_bytes=after.get(metrics.POOL_USED_BYTES, 0) + after.get(metrics.METADATA_BYTES, 0),
+        dram_size_bytes=after.get(metrics.POOL_SIZE_BYTES, 0),
         ssd_used_bytes=after.get(metrics.SSD_PREFIX + "live_bytes", 0),
         ssd_size_bytes=after.get(metrics.SSD_PREFIX + "capacity_bytes", 0),
-        objects=after[metrics.OBJECTS],
+        objects=after.get(metrics.OBJECTS, 0),
         ssd_objects=after.get(metrics.SSD_PREFIX + "objects", 0),
-        clients=after[metrics.CONNECTIONS],
-        waiting=after[metrics.WAITERS] + after[metrics.WAITING_FOR_ROOM],
-        leases=after[metrics.LEASES],
-        load=after[metrics.LOAD],
+        clients=after.get(metrics.CONNECTIONS, 0),
+        waiting=after.get(metrics.WAITERS, 0) + after.get(metrics.WAITING_FOR_ROOM, 0),
+        leases=after.get(metrics.LEASES, 0),
+        load=after.get(metrics.LOAD, 0),
     )
 
 

@@ -9,6 +9,7 @@ The client's end pairs answers with requests, whatever their order; the server's
 import enum
 import hmac
 import itertools
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from kvcore.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
@@ -149,11 +150,12 @@ class ClientSession(Generic[C]):
 
 
 class ServerSession:
-    """The server's end: says of each request whether it may be carried out. `token` "" admits everybody."""
+    """The server's end: says of each request whether it may be carried out. Any of `tokens` is good; without
+    any ("" does not count) everybody is admitted."""
 
-    def __init__(self, *, token: str = "", max_keys: int = 1 << 16) -> None:
+    def __init__(self, *, tokens: Sequence[str] = (), max_keys: int = 1 << 16) -> None:
         self.phase = Phase.NEW
-        self._token = token
+        self._tokens = [token.encode() for token in tokens if token]
         self._max_keys = max_keys
 
     def judge(self, frame: Frame[m.Request]) -> m.ErrorReply | None:
@@ -192,8 +194,10 @@ class ServerSession:
                 m.ErrorCode.VERSION,
                 f"this store speaks version {m.PROTOCOL_VERSION} of the protocol, not {hello.version}",
             )
-        if self._token and not hmac.compare_digest(self._token.encode(), hello.token.encode()):
-            return self._refuse(frame, m.ErrorCode.BAD_TOKEN, "the token is not the one of this store")
+        # All are compared, so that the time it takes tells nothing about any of them.
+        matches = [hmac.compare_digest(token, hello.token.encode()) for token in self._tokens]
+        if matches and not any(matches):
+            return self._refuse(frame, m.ErrorCode.BAD_TOKEN, "the token is not one of this store's")
         self.phase = Phase.GREETING
         return None
 

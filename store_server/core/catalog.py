@@ -20,7 +20,7 @@ class Catalog:
         self.metadata_bytes = 0
         # A page is a slice of a snapshot: walking a dict that changes between pages would skip keys, and
         # finding the place again would cost O(n) for each page.
-        self._listings: dict[int, list[bytes]] = {}
+        self._listings: dict[int, tuple[bytes, list[bytes]]] = {}
         self._listing_numbers = count(1)
 
     def add(self, obj: StoredObject) -> None:
@@ -31,34 +31,40 @@ class Catalog:
         del self.by_key[obj.key]
         self.metadata_bytes -= metadata_bytes(obj.num_layers)
 
-    def list_keys(self, request: ListKeys, cold: ColdTier) -> ListKeysReply:
-        """Objects that came after cursor 0 was asked for are not listed, those that went since neither."""
+    def list_keys(self, request: ListKeys, cold: ColdTier, prefix: bytes = b"") -> ListKeysReply:
+        """Objects that came after cursor 0 was asked for are not listed, those that went since neither.
+        `prefix`: that of the tenant who asks, which is told its own objects, by its own keys."""
         if request.limit < 1:
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"limit must be at least 1, not {request.limit}")
         number, position = request.cursor >> _POSITION_BITS, request.cursor & ((1 << _POSITION_BITS) - 1)
         if request.cursor == 0:
             number = next(self._listing_numbers)
-            self._listings[number] = [*self.by_key, *(key for key in cold if key not in self.by_key)]
+            keys = [*self.by_key, *(key for key in cold if key not in self.by_key)]
+            self._listings[number] = (
+                prefix,
+                [key for key in keys if key.startswith(prefix)] if prefix else keys,
+            )
             while len(self._listings) > _MAX_OPEN_LISTINGS:
                 del self._listings[next(iter(self._listings))]
-        keys = self._listings.get(number)
-        if keys is None:
+        asker, keys = self._listings.get(number, (None, []))
+        if asker != prefix:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "this listing is over, begin again with cursor 0")
         end = position + request.limit
-        page = [info for key in keys[position:end] if (info := self._describe(key, cold))]
+        page = [info for key in keys[position:end] if (info := self._describe(key, cold, len(prefix)))]
         if end < len(keys):
             return ListKeysReply(request.id, page, (number << _POSITION_BITS) | end)
         del self._listings[number]
         return ListKeysReply(request.id, page, 0)
 
-    def _describe(self, key: bytes, cold: ColdTier) -> KeyInfo | None:
+    def _describe(self, key: bytes, cold: ColdTier, skipped_bytes: int) -> KeyInfo | None:
+        name = key[skipped_bytes:]
         obj = self.by_key.get(key)
         if (obj is None or not obj.is_sealed) and (place := cold.find(key)):
-            return KeyInfo(key, place.size_bytes, place.num_layers, place.num_layers, Tier.SSD, 0, 0)
+            return KeyInfo(name, place.size_bytes, place.num_layers, place.num_layers, Tier.SSD, 0, 0)
         if obj is None:
             return None
         return KeyInfo(
-            key=obj.key,
+            key=name,
             size_bytes=obj.size_bytes,
             num_layers=obj.num_layers,
             layers_ready=obj.layers_ready,

@@ -17,12 +17,13 @@ class Ticket:
     """`outcomes` holds how keys ended that will not become ready; the others are looked at again when the
     request is finished."""
 
-    __slots__ = ("has_timed_out", "open_keys", "outcomes", "request", "session")
+    __slots__ = ("has_timed_out", "num_keys", "open_keys", "outcomes", "request", "session")
 
     def __init__(self, session: Session, request: WaitingRequest) -> None:
         self.session = session
         self.request = request
         self.open_keys: set[bytes] = set()
+        self.num_keys = 0
         self.outcomes: dict[bytes, Status] = {}
         self.has_timed_out = False
 
@@ -38,6 +39,8 @@ class Waiters:
     def park(self, ticket: Ticket, keys: Iterable[bytes], layer_end: int, deadline: float) -> None:
         """Waits for `layer_end` layers (0: all) of each key until `deadline` (seconds)."""
         ticket.open_keys = set(keys)
+        ticket.num_keys = len(ticket.open_keys)
+        ticket.session.num_waiting_keys += ticket.num_keys
         for key in ticket.open_keys:
             self._by_key.setdefault(key, []).append((layer_end, ticket))
         self._deadlines.set(ticket, deadline)
@@ -71,7 +74,7 @@ class Waiters:
         for ticket in self._deadlines.pop_due(now):
             ticket.has_timed_out = True
             self._forget(ticket)
-            self.finished.append(ticket)
+            self._finish(ticket)
 
     def close_session(self, session: Session) -> None:
         """Forgets all its tickets, finished ones too: there is nobody to answer."""
@@ -92,7 +95,11 @@ class Waiters:
         ticket.open_keys.discard(key)
         if not ticket.open_keys:
             self._deadlines.drop(ticket)
-            self.finished.append(ticket)
+            self._finish(ticket)
+
+    def _finish(self, ticket: Ticket) -> None:
+        ticket.session.num_waiting_keys -= ticket.num_keys
+        self.finished.append(ticket)
 
     def _forget(self, ticket: Ticket) -> None:
         for key in ticket.open_keys:

@@ -65,6 +65,7 @@ class Reads:
         cold: ColdTier,
         promotions: Promotions,
         promotion_timeout_s: float,
+        max_waiting_keys: int,
     ) -> None:
         self._catalog = catalog
         self._space = space
@@ -77,6 +78,7 @@ class Reads:
         self._cold = cold
         self._promotions = promotions
         self._promotion_timeout_s = promotion_timeout_s
+        self._max_waiting_keys = max_waiting_keys
         self.load = 0.0
         """How busy the store is, 0 to 1; set by the shell, handed to readers with each Lookup."""
 
@@ -184,6 +186,13 @@ class Reads:
         ]
         if not awaited:
             return False
+        if session.num_waiting_keys + len(awaited) > self._max_waiting_keys:
+            raise RequestRefused(
+                ErrorCode.OVER_LIMIT,
+                f"{session.num_waiting_keys} keys of this connection are waited for already, allowed are "
+                f"{self._max_waiting_keys}",
+                retryable=True,
+            )
         if len(awaited) < len(request.keys):
             self._space.touch(request.keys)  # what is there must not go to make room for what is not
         promoted = [key for key in awaited if self._promotions.want(key)]

@@ -14,6 +14,7 @@ from store_server.core.catalog import Catalog
 from store_server.core.deadlines import Agenda, Deadlines
 from store_server.core.eviction import Evictable, EvictionPolicy
 from store_server.core.objects import StoredObject, metadata_bytes
+from store_server.core.owners import Owners, PolicyByOwner
 from store_server.core.placements import PlacementLog
 from store_server.core.tiering import ColdTier, Fate, WriteBack
 
@@ -36,6 +37,7 @@ class Space:
         low_watermark: float,
         cold: ColdTier,
         placements: PlacementLog | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self.allocator = allocator
         self.capacity_bytes = allocator.size_bytes
@@ -43,9 +45,14 @@ class Space:
         self._counters = counters
         self._high_bytes = int(high_watermark * self.capacity_bytes)
         self._low_bytes = int(low_watermark * self.capacity_bytes)
-        self._policy = new_policy()
+        self._owners = owners
+
+        def new_order() -> EvictionPolicy:
+            return new_policy() if owners is None else PolicyByOwner(new_policy, owners)
+
+        self._policy = new_order()
         # Softly pinned objects have an order of their own, asked only when the other has no victim.
-        self._soft_policy = new_policy()
+        self._soft_policy = new_order()
         self._soft_pins = Deadlines[bytes](agenda)
         self._cold = cold
         self.write_back = WriteBack(cold)
@@ -74,12 +81,18 @@ class Space:
     def allocate(self, obj: StoredObject) -> Status:
         """Gives `obj` its extents, evicting what has to go: OK, FULL, or TOO_LARGE even for an empty pool."""
         allocator, size_bytes = self.allocator, obj.size_bytes
-        needed_bytes = allocator.cost_bytes(size_bytes) + metadata_bytes(obj.num_layers)
+        needed_bytes = self._cost_bytes(obj)
+        if self._owners is not None:
+            status = self._make_room_in_quota(self._owners, obj, needed_bytes)
+            if status is not Status.OK:
+                return status
         while True:
             if self.committed_bytes + needed_bytes <= self.capacity_bytes:
                 extents = allocator.allocate(size_bytes, obj)
                 if extents is not None:
                     obj.extents = extents
+                    if self._owners is not None:
+                        self._owners.take(obj.key, needed_bytes)
                     return Status.OK
             if needed_bytes > self.capacity_bytes or not allocator.fits_empty_pool(size_bytes):
                 return Status.TOO_LARGE
@@ -91,7 +104,7 @@ class Space:
         for obj in objects:
             obj.users -= 1
             if obj.gone and not obj.users:
-                self.allocator.free(obj.extents)
+                self._free(obj)
 
     def discard(self, obj: StoredObject, *, evicted: bool = False) -> None:
         """Takes the object out of the catalogue; its bytes are freed now or with its last user."""
@@ -106,7 +119,15 @@ class Space:
         if self._placements is not None and obj.is_sealed:
             self._placements.removed((obj.key,), Tier.DRAM)
         if not obj.users:
-            self.allocator.free(obj.extents)
+            self._free(obj)
+
+    def _cost_bytes(self, obj: StoredObject) -> int:
+        return self.allocator.cost_bytes(obj.size_bytes) + metadata_bytes(obj.num_layers)
+
+    def _free(self, obj: StoredObject) -> None:
+        self.allocator.free(obj.extents)
+        if self._owners is not None:
+            self._owners.give_back(obj.key, self._cost_bytes(obj))
 
     # ---- order of eviction -----------------------------------------------------------------------------
 
@@ -177,6 +198,45 @@ class Space:
             else:
                 self._evict(victim)
 
+    def evict_some_of(self, owner: bytes, max_objects: int, free_bytes: int) -> tuple[int, int, bool]:
+        """As `evict_some`, of one owner's objects, until `free_bytes` of its quota are free."""
+        owners = self._owners
+        assert owners is not None
+        goal = max(owners.limit_bytes(owner) - free_bytes, 0)
+        num_objects = size_bytes = 0
+        while owners.used_bytes(owner) - self.write_back.in_flight_bytes_of(owner) > goal:
+            if num_objects == max_objects:
+                return num_objects, size_bytes, False
+            victim = self._evict_one_of(owner)
+            if victim is None:
+                break
+            num_objects += 1
+            size_bytes += victim.size_bytes
+        return num_objects, size_bytes, True
+
+    def _make_room_in_quota(self, owners: Owners, obj: StoredObject, needed_bytes: int) -> Status:
+        owner = owners.owner_of(obj.key)
+        limit_bytes = owners.limit_bytes(owner)
+        if needed_bytes > limit_bytes:
+            return Status.TOO_LARGE
+        while (excess_bytes := owners.used_bytes(owner) + needed_bytes - limit_bytes) > 0:
+            # What is being written to disk will make room: the writer waits for it.
+            if self.write_back.in_flight_bytes_of(owner) >= excess_bytes or self._evict_one_of(owner) is None:
+                return Status.FULL
+        return Status.OK
+
+    def _evict_one_of(self, owner: bytes) -> StoredObject | None:
+        """None: nothing of this owner can go now."""
+        victim = self._pick(set(), owner=owner)
+        fate = Fate.WAIT if victim is None else self.write_back.decide(victim)
+        if victim is None or fate is Fate.WAIT:
+            return None
+        if fate is Fate.DEPARTED:
+            self._leave_order(victim)
+        else:
+            self._evict(victim)
+        return victim
+
     def dram_only(self) -> list[StoredObject]:
         """Sealed objects that nothing would be left of if the store stopped now."""
         return [
@@ -243,8 +303,11 @@ class Space:
                 return False
         return False
 
-    def _pick(self, slabs_tried: set[int], *, with_ready: bool = True) -> StoredObject | None:
-        """The next victim outside these slabs: of those that have departed, then in the order of eviction."""
+    def _pick(
+        self, slabs_tried: set[int], *, with_ready: bool = True, owner: bytes | None = None
+    ) -> StoredObject | None:
+        """The next victim outside these slabs: of those that have departed, then in the order of eviction.
+        With `owner` one of its objects."""
         in_use: list[bytes] = []
         slab_bytes = self.allocator.slab_bytes
 
@@ -253,13 +316,19 @@ class Space:
             if entry.users:
                 in_use.append(entry.key)
                 return False
+            if owner is not None and not self._is_of(owner, entry.key):
+                return False
             return not slabs_tried or entry.extents[0] // slab_bytes not in slabs_tried
 
         if with_ready and len(self.write_back) and (ready := self.write_back.first_ready(evictable)):
             return ready
         in_use.clear()
         for policy in (self._policy, self._soft_policy):
-            victim = policy.victim(evictable)
+            if owner is None:
+                victim = policy.victim(evictable)
+            else:
+                assert isinstance(policy, PolicyByOwner)
+                victim = policy.victim_of(owner, evictable)
             if in_use:
                 # Being read now is being used: without this each search would pass over them again.
                 policy.on_access(in_use)
@@ -268,6 +337,9 @@ class Space:
                 assert isinstance(victim, StoredObject)
                 return victim
         return None
+
+    def _is_of(self, owner: bytes, key: bytes) -> bool:
+        return self._owners is not None and self._owners.owner_of(key) == owner
 
     @staticmethod
     def _may_go_with(victim: StoredObject, other: StoredObject) -> bool:

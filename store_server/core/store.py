@@ -4,6 +4,7 @@ Each call gets the time as `now` (seconds, never going back). Calls that end wai
 `waiters.finished`, to be answered with `reads.finish`. `agenda.earliest` says when `expire` must be called.
 """
 
+from collections.abc import Sequence
 from itertools import count
 
 import msgspec
@@ -17,6 +18,7 @@ from store_server.core.eviction import POLICIES
 from store_server.core.layers import Waiters
 from store_server.core.leases import Leases
 from store_server.core.objects import Session
+from store_server.core.owners import Owners, Quota
 from store_server.core.placements import PlacementLog
 from store_server.core.promotion import Promotions
 from store_server.core.reads import Reads
@@ -58,6 +60,7 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     default_lease_ms: int = 10_000
     max_lease_ms: int = 600_000
     max_payload_bytes: int = 1 << 30
+    max_waiting_keys: int = 65_536  # of the parked requests of one session
     room_timeout_ms: int = 5_000  # a writer waits so long for room that write-back to disk is making
     promotion_timeout_ms: int = 5_000  # a reader that gave no wait_ms waits so long for what is on disk
 
@@ -68,10 +71,14 @@ class Store:
 
     `cold` is the tier below DRAM; what it reports goes to `space.written`,
     `space.no_longer_cold` and `promotions.loaded`. What comes to DRAM and leaves it is told to
-    `placements`."""
+    `placements`. `quotas`: one for each tenant."""
 
     def __init__(
-        self, limits: StoreLimits, cold: ColdTier | None = None, placements: PlacementLog | None = None
+        self,
+        limits: StoreLimits,
+        cold: ColdTier | None = None,
+        placements: PlacementLog | None = None,
+        quotas: Sequence[Quota] = (),
     ) -> None:
         cold = NoColdTier() if cold is None else cold
         self.limits = limits
@@ -79,6 +86,7 @@ class Store:
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.catalog = Catalog()
         self.waiters = Waiters(self.agenda)
+        self.owners = Owners(quotas, limits.pool_size_bytes) if quotas else None
         self.space = Space(
             SlabAllocator(limits.pool_size_bytes, limits.slab_bytes),
             self.catalog,
@@ -89,6 +97,7 @@ class Store:
             limits.low_watermark,
             cold,
             placements,
+            self.owners,
         )
         self.leases = Leases(self.agenda, self.space.release)
         self.writes = Writes(
@@ -114,6 +123,7 @@ class Store:
             cold,
             self.promotions,
             limits.promotion_timeout_ms / 1e3,
+            limits.max_waiting_keys,
         )
         self.upkeep = Upkeep(self.catalog, self.space, self.writes, self.promotions, cold)
         self._session_numbers = count(1)

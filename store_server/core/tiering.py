@@ -103,6 +103,10 @@ class WriteBack:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
+    def in_flight_bytes_of(self, owner: bytes) -> int:
+        """Of the objects whose keys begin so. There are never many in flight."""
+        return sum(obj.size_bytes for key, obj in self._in_flight.items() if key.startswith(owner))
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._in_flight or key in self._ready
 

@@ -83,5 +83,5 @@ class Upkeep:
             self._cold.remove(cold_keys)
         return StatusReply(request.id, bytes(statuses))
 
-    def list_keys(self, request: ListKeys) -> ListKeysReply:
-        return self._catalog.list_keys(request, self._cold)
+    def list_keys(self, request: ListKeys, prefix: bytes = b"") -> ListKeysReply:
+        return self._catalog.list_keys(request, self._cold, prefix)

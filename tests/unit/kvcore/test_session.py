@@ -101,7 +101,7 @@ def hello(version: int = m.PROTOCOL_VERSION, token: str = "") -> Frame:
 
 
 def test_server_admits_those_who_greet():
-    session = ServerSession(token="secret", max_keys=2)
+    session = ServerSession(tokens=("secret", "other"), max_keys=2)
     assert session.judge(hello(token="secret")) is None
     session.greeted()
     assert session.judge(frame_of(m.Exists(2, [b"a", b"b"]))) is None
@@ -117,7 +117,7 @@ def test_server_admits_those_who_greet():
     ],
 )
 def test_server_closes_on_a_bad_greeting(frame, code):
-    session = ServerSession(token="secret")
+    session = ServerSession(tokens=("secret",))
     reply = session.judge(frame)
     assert reply is not None and (reply.id, reply.code) == (1, code)
     assert session.phase is Phase.CLOSED
