@@ -42,7 +42,12 @@ def test_what_works_is_passed_through() -> None:
 
 def test_counters_of_many_threads_add_up_and_are_taken_once() -> None:
     counters = Counters()
-    threads = [threading.Thread(target=lambda: [counters.add("n") for _ in range(1000)]) for _ in range(4)]
+
+    def count() -> None:
+        for _ in range(1000):
+            counters.add("n")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
