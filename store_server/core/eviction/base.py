@@ -21,6 +21,10 @@ class EvictionPolicy(Protocol):
     tests/contracts/eviction_contract.py; each method costs O(1), amortised, except for what `victim` skips.
     """
 
+    bytes_per_object: int
+    """Memory that the policy takes for each object it holds, as near as it can be said in advance: it counts
+    as part of the store's memory. tests/unit/store_server/test_policy_memory.py measures it."""
+
     def on_insert(self, entry: Evictable, parent: bytes | None = None) -> None:
         """A new object, not known yet under this key. `parent` is the key of the block before it in its
         prefix, where the writer told it. Keys of one batch arrive last one first: of objects that are never

@@ -29,6 +29,8 @@ class _Node:
 
 
 class LengthAwarePolicy:
+    bytes_per_object = 560  # the heap holds each object several times
+
     def __init__(self) -> None:
         self._nodes: dict[bytes, _Node] = {}
         self._heap: list[_HeapItem] = []

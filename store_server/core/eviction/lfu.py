@@ -12,6 +12,8 @@ from store_server.core.eviction.base import Evictable
 
 
 class LfuPolicy:
+    bytes_per_object = 195
+
     def __init__(self) -> None:
         self._uses: dict[bytes, int] = {}
         self._by_uses: dict[int, OrderedDict[bytes, Evictable]] = {}

@@ -7,6 +7,8 @@ from store_server.core.eviction.base import Evictable
 
 
 class LruPolicy:
+    bytes_per_object = 165
+
     def __init__(self) -> None:
         # OrderedDict and not dict: reaching the front of a dict whose first entries were deleted is O(n).
         self._by_use: OrderedDict[bytes, Evictable] = OrderedDict()

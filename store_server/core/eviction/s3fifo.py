@@ -21,6 +21,8 @@ _USES_TO_MOVE_ON = 2
 
 
 class S3FifoPolicy:
+    bytes_per_object = 310  # ghosts included
+
     def __init__(self) -> None:
         self._small: OrderedDict[bytes, Evictable] = OrderedDict()
         self._main: OrderedDict[bytes, Evictable] = OrderedDict()

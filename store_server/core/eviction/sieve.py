@@ -21,6 +21,8 @@ class _Node:
 
 
 class SievePolicy:
+    bytes_per_object = 165
+
     def __init__(self) -> None:
         self._nodes: dict[bytes, _Node] = {}
         # A ring through a sentinel: its `newer` is the tail (oldest), its `older` the head (newest).

@@ -25,7 +25,7 @@ Step = tuple[str, int, int]
 # Block n has block n // 2 as its parent, so that there are chains with branches.
 histories = st.lists(
     st.tuples(
-        st.sampled_from(["insert", "access", "access", "remove", "evict", "evict", "peek"]),
+        st.sampled_from(["insert", "access", "access", "remove", "lose", "evict", "evict", "peek"]),
         st.integers(0, 11),
         st.integers(0, 11),
     ),
@@ -38,7 +38,8 @@ def parent_of(number: int) -> bytes | None:
 
 
 def follow(policy: EvictionPolicy, naive: NaiveModel, history: list[Step], *, parents: bool = False) -> None:
-    """`peek` asks for a victim of which one key is protected; `evict` does the eviction."""
+    """`peek` asks for a victim while one key is protected; `evict` does the eviction; `lose` evicts a block
+    whose turn it was not (its slab was needed)."""
     known: set[bytes] = set()
     for action, number, other in history:
         key = KEYS[number]
@@ -52,9 +53,9 @@ def follow(policy: EvictionPolicy, naive: NaiveModel, history: list[Step], *, pa
             for used in (key, KEYS[other]):
                 if used in known:
                     naive.access(used)
-        elif action == "remove" and key in known:
-            policy.on_remove(key)
-            naive.remove(key, evicted=False)
+        elif action in ("remove", "lose") and key in known:
+            policy.on_remove(key, evicted=action == "lose")
+            naive.remove(key, evicted=action == "lose")
             known.remove(key)
         elif action in ("evict", "peek"):
             is_evict = action == "evict"
