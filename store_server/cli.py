@@ -1,16 +1,21 @@
 """`mooncake-store`: one command to run a store, and those that ask a running one."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError, KVError
 from kvcore.units import parse_size_bytes
 from store_server.config import ENV_PREFIX, StoreConfig
+
+if TYPE_CHECKING:
+    from kvcore.client.sync_client import StoreClient
 
 _DESCRIPTION = """\
 A DRAM store for the KV blocks of LLM engines. Engines on this host share its memory, others use TCP.
@@ -54,11 +59,18 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--address",
             default=os.environ.get(_ADDRESS_VARIABLE, "127.0.0.1:50051"),
-            help=f"HOST:PORT or unix:///PATH of the store (default: ${_ADDRESS_VARIABLE}, or %(default)s)",
+            help="HOST:PORT, tls://HOST:PORT or unix:///PATH of the store "
+            f"(default: ${_ADDRESS_VARIABLE}, or %(default)s)",
         )
         command.add_argument(
             "--token", default=os.environ.get(_TOKEN_VARIABLE, ""), help=f"(default: ${_TOKEN_VARIABLE})"
         )
+        for name, text in (
+            ("ca", "trust these certificates, for tls:// (default: those of the system)"),
+            ("cert", "our own certificate, if the store asks for one"),
+            ("key", "its private key"),
+        ):
+            command.add_argument(f"--tls-{name}", default="", metavar="FILE", help=text)
         command.add_argument("--json", action="store_true", help="for scripts")
         command.set_defaults(run=run)
         return command
@@ -119,44 +131,53 @@ def _serve(args: argparse.Namespace) -> None:
     serve(config, Path(args.ready_file) if args.ready_file else None)
 
 
+def _connected(
+    args: argparse.Namespace, planes: Sequence[str] = ("tcp",)
+) -> "contextlib.AbstractContextManager[StoreClient]":
+    from store_server import commands
+
+    files = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
+    return commands.connected(args.address, args.token, planes, **files)
+
+
 def _stats(args: argparse.Namespace) -> None:
     from store_server import commands
 
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         commands.show_stats(client, as_json=args.json)
 
 
 def _ls(args: argparse.Namespace) -> None:
     from store_server import commands
 
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         commands.list_objects(client, prefix=args.prefix, limit=args.limit, as_json=args.json)
 
 
 def _evict(args: argparse.Namespace) -> None:
     from store_server import commands
 
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         commands.evict(client, size=args.size, as_json=args.json)
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from store_server import bench, commands
+    from store_server import bench
 
     sizes = [parse_size_bytes(size) for size in args.sizes.split(",")]
     if min(sizes) < 1 or args.seconds <= 0:
         raise ConfigError("--sizes and --seconds must be greater than nothing")
     planes = ("shm", "tcp") if args.plane == "shm" else ("tcp",)
-    with commands.connected(args.address, args.token, planes) as client:
+    with _connected(args, planes) as client:
         bench.run(client, sizes, args.seconds, as_json=args.json)
 
 
 def _top(args: argparse.Namespace) -> None:
-    from store_server import commands, top
+    from store_server import top
 
     if args.interval <= 0 or args.count < 0:
         raise ConfigError("--interval must be greater than nothing, --count not negative")
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         top.run(client, args.address, interval_s=args.interval, count=args.count, as_json=args.json)
 
 
@@ -168,14 +189,14 @@ def _verify(args: argparse.Namespace) -> None:
         return
     from store_server import commands
 
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         commands.verify(client, as_json=args.json)
 
 
 def _drain(args: argparse.Namespace) -> None:
     from store_server import commands
 
-    with commands.connected(args.address, args.token) as client:
+    with _connected(args) as client:
         commands.drain(client, stop=args.stop, as_json=args.json)
 
 

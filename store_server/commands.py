@@ -30,11 +30,16 @@ R = TypeVar("R")
 
 
 @contextlib.contextmanager
-def connected(address: str, token: str, planes: Sequence[str] = ("tcp",)) -> Iterator[StoreClient]:
-    """A client with a store behind it. StoreUnavailable or RequestRefused, which say what to do."""
+def connected(
+    address: str, token: str, planes: Sequence[str] = ("tcp",), **tls_files: str
+) -> Iterator[StoreClient]:
+    """A client with a store behind it; `tls_files` are those of StoreClient. StoreUnavailable or
+    RequestRefused, which say what to do."""
     # What goes wrong is told once, by us.
     logging.getLogger("kvcore").setLevel(logging.CRITICAL)
-    with StoreClient.connect(address, token=token, planes=planes, client_name="mooncake-store") as client:
+    with StoreClient.connect(
+        address, token=token, planes=planes, client_name="mooncake-store", **tls_files
+    ) as client:
         if not client.connected:
             reason = client.counters()["last_error"]
             raise StoreUnavailable(f"no store answers on {address} ({reason}). Is it running? See --address")

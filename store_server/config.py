@@ -30,6 +30,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unix_path: Annotated[str, _help("Unix socket for the same protocol, '': in a private directory")] = ""
     admin_host: Annotated[str, _help("address of /health, /ready, /metrics and /stats")] = "127.0.0.1"
     admin_port: Annotated[int, _help("HTTP port of the same, 0: any free one, -1: none")] = 50052
+    tls_cert: Annotated[str, _help("file of the certificate, '': TCP without TLS")] = ""
+    tls_key: Annotated[str, _help("file of its private key, '': in the same file")] = ""
+    tls_client_ca: Annotated[str, _help("clients must show a certificate signed by one of these")] = ""
     token: Annotated[str, _help("clients must send it, '': everybody is let in")] = ""
     tenants: Annotated[
         list[Tenant], _help('as a flag JSON: [{"name": "a", "token": "secret", "dram_quota": "64gb"}]')

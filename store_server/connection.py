@@ -65,7 +65,9 @@ class StoreConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         # 0: `resume_writing` then means that nothing is left in the transport, so every byte of the pool that
         # was being sent may be reused.
-        self._transport.set_write_buffer_limits(high=0)
+        # (TLS copies while it encrypts, and takes 0 for a buffer that is always too full.)
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(high=int(is_tls), low=0)
         _tune(self._transport.get_extra_info("socket"))
         if not self.server.admit(self):
             limit = self.server.max_connections

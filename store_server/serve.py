@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -15,6 +17,8 @@ from kvcore.units import format_size
 from store_server.config import StoreConfig
 from store_server.server import StoreServer
 
+logger = logging.getLogger(__name__)
+
 
 def serve(config: StoreConfig, ready_file: Path | None) -> None:
     """Returns after a graceful stop. ConfigError or OSError when the store cannot run here as told."""
@@ -24,6 +28,8 @@ def serve(config: StoreConfig, ready_file: Path | None) -> None:
 
 
 async def _run(config: StoreConfig, ready_file: Path | None) -> None:
+    for warning in exposure_warnings(config):
+        logger.warning(warning)
     server = StoreServer(config)
     stopping, loop = server.stopping, asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,6 +63,32 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
         await server.stop()
 
 
+def exposure_warnings(config: StoreConfig) -> list[str]:
+    """What whoever starts the store should know about who can reach it."""
+    warnings = []
+    if not _is_local(config.host):
+        if not config.token and not config.tenants and not config.tls_client_ca:
+            warnings.append(
+                f"anybody who can reach {config.host} can read and change everything in this store: set "
+                "MOONCAKE_STORE_TOKEN, or listen on 127.0.0.1 only"
+            )
+        if not config.tls_cert:
+            warnings.append(
+                f"what clients send to {config.host} and receive can be read on the network, tokens too: set "
+                "tls_cert and tls_key unless the network is private"
+            )
+    if config.admin_port >= 0 and not _is_local(config.admin_host):
+        warnings.append(f"anybody who can reach {config.admin_host} can read /metrics and /stats")
+    return warnings
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _state(server: StoreServer) -> str:
     if server.stopping.is_set():
         return "stopping"
@@ -72,7 +104,7 @@ def _addresses(config: StoreConfig, server: StoreServer, admin_port: int) -> dic
         "pid": os.getpid(),
         "host": config.host,
         "port": server.tcp_port,
-        "address": join(config.host, server.tcp_port),
+        "address": ("tls://" if config.tls_cert else "") + join(config.host, server.tcp_port),
         "unix_address": f"unix://{server.unix_path}",
         "admin_url": f"http://{join(config.admin_host, admin_port)}" if admin_port else "",
         "pool_size_bytes": server.pool.size_bytes,

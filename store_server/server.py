@@ -33,6 +33,7 @@ from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
 from store_server.runtime_dir import RuntimeDir
 from store_server.tenants import Tenants
+from store_server.tls import server_context
 
 if TYPE_CHECKING:
     from store_server.events import EventPublisher
@@ -106,7 +107,15 @@ class StoreServer:
         if self.events is not None:
             self.events.start()
         config = self.config
-        tcp = await loop.create_server(lambda: StoreConnection(self), config.host, config.port, backlog=1024)
+        tls = server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+        tcp = await loop.create_server(
+            lambda: StoreConnection(self),
+            config.host,
+            config.port,
+            backlog=1024,
+            ssl=tls,
+            ssl_handshake_timeout=config.hello_timeout_ms / 1e3 if tls else None,
+        )
         self._listeners.append(tcp)
         self.tcp_port = tcp.sockets[0].getsockname()[1]
         self.unix_path = Path(config.unix_path or self._runtime_dir.path / "store.sock")

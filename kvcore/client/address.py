@@ -1,4 +1,4 @@
-"""Where a store listens: "127.0.0.1:50051", "tcp://host:port", "tcp://[::1]:50051" or "unix:///path"."""
+"""Where a store listens: "127.0.0.1:50051", "tcp://host:port", "tls://host:port" or "unix:///path"."""
 
 import socket
 from typing import NamedTuple
@@ -15,11 +15,13 @@ class Address(NamedTuple):
     host: str = ""
     port: int = 0
     path: str = ""
+    is_tls: bool = False
 
     def __str__(self) -> str:
         if self.path:
             return f"unix://{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        name = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"tls://{name}" if self.is_tls else name
 
 
 def parse_address(text: str) -> Address:
@@ -28,8 +30,10 @@ def parse_address(text: str) -> Address:
         if not rest.startswith("/"):
             raise ConfigError(f"store address {text!r}: write an absolute path, as in unix:///run/store.sock")
         return Address(path=rest)
-    if separator and scheme != "tcp":
-        raise ConfigError(f"store address {text!r}: write host:port, tcp://host:port or unix:///path")
+    if separator and scheme not in ("tcp", "tls"):
+        raise ConfigError(
+            f"store address {text!r}: write host:port, tcp://host:port, tls://host:port or unix:///path"
+        )
     try:
         parts = urlsplit("//" + (rest if separator else text))
         host, port = parts.hostname, parts.port
@@ -37,7 +41,8 @@ def parse_address(text: str) -> Address:
         raise ConfigError(f"store address {text!r}: {error}") from error
     if not host or parts.path or parts.query or parts.username:
         raise ConfigError(f"store address {text!r}: write host:port, for example 127.0.0.1:{DEFAULT_PORT}")
-    return Address(host=host, port=DEFAULT_PORT if port is None else port)
+    is_tls = bool(separator) and scheme == "tls"
+    return Address(host=host, port=DEFAULT_PORT if port is None else port, is_tls=is_tls)
 
 
 def open_socket(address: Address, timeout_s: float) -> socket.socket:

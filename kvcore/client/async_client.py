@@ -16,6 +16,7 @@ from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
 from kvcore.client.names import key_runs, named, named_all
 from kvcore.client.silence import Silence
+from kvcore.client.tls import client_context
 from kvcore.errors import RemoteProtocolError, RequestRefused, StoreUnavailable
 from kvcore.layout import as_views, total_bytes
 from kvcore.transport.base import Buffer
@@ -162,8 +163,12 @@ class AsyncStoreClient:
         silence_ms: float = 2000.0,
         client_name: str = "",
         checksums: bool = True,
+        tls_ca: str = "",
+        tls_cert: str = "",
+        tls_key: str = "",
     ) -> None:
         self._address: Address = parse_address(address)
+        self._tls = client_context(self._address, tls_ca, tls_cert, tls_key)
         self._token = token
         self._timeout_s = timeout_ms / 1e3
         self._connect_timeout_s = connect_timeout_ms / 1e3
@@ -285,7 +290,7 @@ class AsyncStoreClient:
         if address.path:
             opening: Any = loop.create_unix_connection(lambda: connection, address.path)
         else:
-            opening = loop.create_connection(lambda: connection, address.host, address.port)
+            opening = loop.create_connection(lambda: connection, address.host, address.port, ssl=self._tls)
         try:
             await asyncio.wait_for(opening, self._connect_timeout_s)
         except asyncio.TimeoutError as error:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvcore.client.silence import Silence
+from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
 from kvcore.transport.channel import Call, Outcome, Place
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
@@ -44,7 +45,11 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, on_broken: Callable[[Exception], None], *, silence_s: float = 1.0
+        self,
+        sock: socket.socket | TlsSocket,
+        on_broken: Callable[[Exception], None],
+        *,
+        silence_s: float = 1.0,
     ) -> None:
         self.max_payload_bytes = 0
         self.max_keys = 1

@@ -5,6 +5,8 @@ no store to ask. It is the circuit breaker: without a link every call is a miss 
 import logging
 import os
 import random
+import socket
+import ssl
 import threading
 import time
 
@@ -13,6 +15,7 @@ import msgspec
 from kvcore.client.address import Address, open_socket
 from kvcore.client.connection import Connection
 from kvcore.client.counters import CONNECT_FAILURES_TOTAL, CONNECTIONS_LOST_TOTAL, CONNECTS_TOTAL, Counters
+from kvcore.client.tls import TlsSocket
 from kvcore.errors import RequestRefused, StoreUnavailable
 from kvcore.transport.choose import Plane, choose_plane
 from kvcore.transport.host import host_id
@@ -43,6 +46,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_name: str
     checksums: bool
     verify_shm: bool
+    tls: ssl.SSLContext | None
 
 
 class Link:
@@ -65,6 +69,14 @@ class Link:
     @property
     def mapping(self) -> PoolMapping | None:
         return self.plane.mapping if isinstance(self.plane, ShmTransport) else None
+
+
+def _encrypted(sock: socket.socket, context: ssl.SSLContext, host: str, timeout_s: float) -> TlsSocket:
+    try:
+        return TlsSocket(sock, context, host, timeout_s)
+    except OSError:
+        sock.close()
+        raise
 
 
 class LinkKeeper:
@@ -130,7 +142,8 @@ class LinkKeeper:
         options = self.options
         timeout_s = options.connect_timeout_ms / 1e3
         deadline = time.monotonic() + timeout_s
-        sock = open_socket(options.address, timeout_s)
+        plain = open_socket(options.address, timeout_s)
+        sock = _encrypted(plain, options.tls, options.address.host, timeout_s) if options.tls else plain
         connection = Connection(sock, self._lost, silence_s=options.silence_ms / 1e3)
         hello = (PROTOCOL_VERSION, options.client_name, options.planes, options.token, host_id())
         reply = connection.greet(hello, deadline)

@@ -12,6 +12,7 @@ from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
 from kvcore.client.names import key_runs, named_all
+from kvcore.client.tls import client_context
 from kvcore.errors import RequestRefused
 from kvcore.layout import as_views, split_views, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check_batch
@@ -56,13 +57,15 @@ class StoreClient:
     attempt. Without a store every call is a miss that costs microseconds, and the store is used again as
     soon as it is back. After a fork the child makes its own connection.
 
-    address      "127.0.0.1:50051", "tcp://host:port" or "unix:///path"
+    address      "127.0.0.1:50051", "tcp://host:port", "tls://host:port" or "unix:///path"
     token        what the store was told to ask for, if it was
     planes       best first; tcp is always there as the last resort
     timeout_ms   deadline of a call without its own; a read's wait_ms comes on top
     silence_ms   a store that is due and has not sent a byte for so long is given up and reconnected to
     checksums    xxh3-64 of what is written, and verification of what is read over tcp
     verify_shm   verification of what is read over shm, too
+    tls_ca       for tls://: a file of certificates to trust, "" for those of the system
+    tls_cert     and tls_key: files of our own certificate, for a store that asks for one
     """
 
     def __init__(
@@ -77,11 +80,15 @@ class StoreClient:
         client_name: str = "",
         checksums: bool = True,
         verify_shm: bool = False,
+        tls_ca: str = "",
+        tls_cert: str = "",
+        tls_key: str = "",
     ) -> None:
         self._timeout_s = timeout_ms / 1e3
         self._counters = Counters()
+        where = parse_address(address)
         options = LinkOptions(
-            address=parse_address(address),
+            address=where,
             token=token,
             planes=check_planes(planes),
             timeout_ms=timeout_ms,
@@ -90,6 +97,7 @@ class StoreClient:
             client_name=client_name or f"python {os.getpid()}",
             checksums=checksums,
             verify_shm=verify_shm,
+            tls=client_context(where, tls_ca, tls_cert, tls_key),
         )
         self._keeper = LinkKeeper(options, self._counters)
         self._arenas = Arenas()
