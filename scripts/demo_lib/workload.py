@@ -72,7 +72,7 @@ def warm_up(tiny: bool) -> Request:
 
 
 def steps(tiny: bool) -> list[Step]:
-    genesis, declaration = document("genesis", tiny), document("declaration", tiny)
+    declaration, genesis = document("declaration", tiny), document("genesis", tiny)
     system = "You are a patient teacher of history. Answer in one short sentence. " * 4
     said = [
         "Who printed the first books in Europe?",
@@ -80,14 +80,16 @@ def steps(tiny: bool) -> list[Step]:
         "What did people use before that?",
     ]
     plan = [
-        Step("genesis, cold", "router", question(genesis, "What did God create on the first day?")),
-        Step("genesis, asked again", "router", question(genesis, "Who gave names to all cattle?")),
-        Step("genesis, continued", "router", continuation(genesis)),
-        Step("declaration, by prefill alone", "prefill", question(declaration, "Summarise this text.")),
+        Step("declaration, cold", "router", question(declaration, "Which unalienable rights are named?")),
         Step(
-            "declaration, new to decode",
+            "declaration, asked again", "router", question(declaration, "Who is accused here, and of what?")
+        ),
+        Step("declaration, continued", "router", continuation(declaration)),
+        Step("genesis, by prefill alone", "prefill", question(genesis, "Summarise this text.")),
+        Step(
+            "genesis, new to decode",
             "router",
-            question(declaration, "Which unalienable rights are named?"),
+            question(genesis, "What did God create on the first day?"),
             measures_reuse=True,
         ),
     ]

@@ -40,10 +40,10 @@ def test_demo_gives_the_same_tokens_overlaps_layers_and_ends_everything(tmp_path
     requests = {request["name"]: request for request in figures["requests"]}
     assert figures["tokens_identical"] is True
     assert all(request["tokens_identical"] for request in requests.values())
-    new_to_decode = requests["declaration, new to decode"]
+    new_to_decode = requests["genesis, new to decode"]
     assert new_to_decode["tokens_from_store"] > 0.9 * new_to_decode["prompt_tokens"]
     assert new_to_decode["bytes_read"] > 0
-    assert requests["genesis, cold"]["bytes_written"] > 0
+    assert requests["declaration, cold"]["bytes_written"] > 0
 
     assert figures["overlap"]["num_overlapping"] > 0
     assert figures["overlap"]["lead_ms"] > 0
