@@ -25,7 +25,7 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._stats().items():
-            text = HELP[name]
+            text = HELP.get(name, name)
             if name.endswith("_total"):
                 yield CounterMetricFamily(STORE_PREFIX + name, text, value=value)
             else:
@@ -36,7 +36,7 @@ class StatsCollector(Collector):
                 if name not in families:
                     full_name = STORE_PREFIX + TENANT_PREFIX + name
                     families[name] = GaugeMetricFamily(
-                        full_name, f"of one tenant: {HELP[name]}", labels=["tenant"]
+                        full_name, f"of one tenant: {HELP.get(name, name)}", labels=["tenant"]
                     )
                 families[name].add_metric([tenant], value)
         yield from families.values()

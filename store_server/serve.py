@@ -15,6 +15,7 @@ import uvloop
 from kvcore.logs import configure_logging
 from kvcore.units import format_size
 from store_server.config import StoreConfig
+from store_server.notify import notify
 from store_server.server import StoreServer
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,10 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
             f"pool {format_size(server.pool.size_bytes)}, admin {addresses['admin_url'] or 'off'}",
             flush=True,
         )
+        notify("READY=1")
         await stopping.wait()
     finally:
+        notify("STOPPING=1")
         if ready_file is not None:
             _remove(ready_file)
         if stop_admin is not None:

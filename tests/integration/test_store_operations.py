@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -187,3 +188,16 @@ def test_readers_see_what_a_drain_keeps(start_store: StartStore) -> None:
     with StoreClient.connect(store.ready["address"], planes=("tcp",)) as operator:
         operator.drain()
     assert client.statuses(Exists, [key(1), key(2)]) == [OK, Status.MISSING]
+
+
+def test_systemd_learns_when_the_store_is_ready_and_when_it_ends(
+    start_store: StartStore, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(short_dir / "notify"))
+        systemd.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(short_dir / "notify"))
+        store = start_store()
+        assert systemd.recv(100) == b"READY=1"
+        assert store.stop() == 0
+        assert systemd.recv(100) == b"STOPPING=1"

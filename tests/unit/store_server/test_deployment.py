@@ -1,0 +1,115 @@
+"""The systemd unit, the Kubernetes manifest and the Prometheus texts fit the store they are for."""
+
+import argparse
+import shlex
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+
+from kvcore import metrics
+from kvcore.config import load_config
+from kvcore.units import parse_size_bytes
+from store_server.cli import make_parser
+from store_server.config import StoreConfig
+from store_server.core.store import Store, StoreLimits
+from store_server.metric_help import HELP
+from store_server.notify import notify
+from store_server.ssd import DiskConfig, SsdConfig, SsdTier
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+UNIT = (CONFIGS / "systemd" / "mooncake-store.service").read_text()
+SAVE_S = StoreConfig().save_timeout_ms / 1e3
+
+
+def parsed(command: list[str]) -> argparse.Namespace:
+    return make_parser().parse_args(command)
+
+
+def unit_setting(name: str) -> str:
+    (value,) = [line.partition("=")[2] for line in UNIT.splitlines() if line.startswith(f"{name}=")]
+    return value
+
+
+def test_the_unit_starts_a_store_and_gives_it_time_to_end() -> None:
+    command = shlex.split(unit_setting("ExecStart"))
+    assert command[0].endswith("/mooncake-store") and parsed(command[1:]).log_json is True
+    assert float(unit_setting("TimeoutStopSec")) > SAVE_S
+    assert int(unit_setting("LimitNOFILE")) > StoreConfig().max_connections
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    documents = yaml.safe_load_all((CONFIGS / "kubernetes" / "store.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+def test_the_manifest_configures_a_store_that_would_start(manifest: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "store.toml"
+    file.write_text(manifest["ConfigMap"]["data"]["store.toml"])
+    config = load_config(StoreConfig, file=file)
+    config.check()
+    pod = manifest["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert parsed(container["args"]).config == "/etc/mooncake/store.toml"
+    assert pod["terminationGracePeriodSeconds"] > config.save_timeout_ms / 1e3
+    memory_bytes = parse_size_bytes(container["resources"]["limits"]["memory"].replace("Gi", "gb"))
+    assert memory_bytes > config.dram_bytes()
+
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["store"] == config.port and ports["admin"] == config.admin_port
+    assert config.events.endpoint.endswith(f":{ports['events']}")
+    assert config.events.replay_endpoint.endswith(f":{ports['replay']}")
+    assert ports == {port["name"]: port["port"] for port in manifest["Service"]["spec"]["ports"]}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {path for level in config.storage_levels for path in level.paths} <= mounts
+
+
+def test_the_manifest_hangs_together(manifest: dict[str, Any]) -> None:
+    name = manifest["StatefulSet"]["metadata"]["name"]
+    labels = manifest["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert manifest["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
+    assert manifest["Service"]["spec"]["selector"] == labels
+    assert manifest["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert manifest["StatefulSet"]["spec"]["serviceName"] == name == manifest["Service"]["metadata"]["name"]
+    container = manifest["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+    secrets = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one]
+    assert secrets == [{"name": manifest["Secret"]["metadata"]["name"], "key": "token"}]
+
+
+def test_the_image_has_what_the_store_needs() -> None:
+    dockerfile = (CONFIGS / "kubernetes" / "Dockerfile").read_text()
+    project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
+    assert "[store]" in dockerfile and "store" in project["optional-dependencies"]
+    assert f"mooncake-store:{project['version']}" in dockerfile
+    assert f"mooncake-store:{project['version']}" in (CONFIGS / "kubernetes" / "store.yaml").read_text()
+
+
+def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")  # nobody listens
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        for address in (str(tmp_path / "n"), f"\0mooncake-test-{id(systemd)}"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+                listener.bind(address)
+                monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
+                notify("READY=1")
+                assert listener.recv(100) == b"READY=1"
+
+
+def test_every_number_of_the_store_is_explained(tmp_path: Path) -> None:
+    tier = SsdTier(SsdConfig(disks=(DiskConfig(path=tmp_path, capacity_bytes=64 << 20),)), lambda: None)
+    names = {
+        *Store(StoreLimits(pool_size_bytes=1 << 20)).stats(),
+        *(metrics.SSD_PREFIX + name for name in tier.stats()),
+        metrics.CONNECTIONS,
+        metrics.LOAD,
+        metrics.EVENTS_TOTAL,
+        metrics.EVENT_REPLAYS_TOTAL,
+        metrics.EVENT_SNAPSHOTS_TOTAL,
+    }
+    assert names - set(HELP) == set(), "say in store_server/metric_help.py what these mean"
+    assert set(HELP) - names == set(), "these are explained but never told"
