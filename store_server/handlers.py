@@ -104,7 +104,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Exists: lambda conn, request, now: conn.server.store.reads.exists(request),
     m.Reserve: _reserve,
     m.Commit: lambda conn, request, now: conn.server.store.writes.commit(conn.session, request, now),
-    m.Abort: lambda conn, request, now: conn.server.store.writes.abort(conn.session, request),
+    m.Abort: lambda conn, request, now: conn.server.store.writes.abort(conn.session, request, now),
     m.Read: lambda conn, request, now: conn.server.store.reads.read(conn.session, request, now),
     m.Await: lambda conn, request, now: conn.server.store.reads.await_layers(conn.session, request, now),
     m.Acquire: lambda conn, request, now: conn.server.store.reads.acquire(conn.session, request, now),

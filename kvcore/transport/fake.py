@@ -44,6 +44,7 @@ class FakeStore:
         self.full = False
         self.up = True
         self._abort_counts: dict[bytes, int] = {}
+        self._aborted_at: dict[bytes, float] = {}
         self._owners = itertools.count(1)
         self._scripted: list[tuple[str, Status]] = []
 
@@ -98,6 +99,7 @@ class FakeStore:
         if self.full or used_bytes + size_bytes > self.capacity_bytes:
             return Status.FULL
         self.objects[key] = FakeObject(owner, size_bytes, num_layers)
+        self._aborted_at.pop(key, None)
         return Status.OK
 
     def write(self, owner: int, key: bytes, begin: int, end: int, views: Sequence[memoryview]) -> Status:
@@ -144,10 +146,20 @@ class FakeStore:
             if item is not None and not item.sealed and item.owner == owner:
                 del self.objects[key]
             self._abort_counts[key] = self._abort_counts.get(key, 0) + 1
+            if item is None or item.owner == owner:
+                self._aborted_at[key] = time.monotonic()
         self.changed.notify_all()
 
     def forget_owner(self, owner: int) -> None:
-        self.abort(owner, [k for k, item in self.objects.items() if item.owner == owner and not item.sealed])
+        """Its connection is gone. Unlike after an abort, who asks later waits: it may come back and go on."""
+        mine = [k for k, item in self.objects.items() if item.owner == owner and not item.sealed]
+        self.abort(owner, mine)
+        for key in mine:
+            del self._aborted_at[key]
+
+    def was_just_aborted(self, key: bytes) -> bool:
+        """Within the last 2 s and not reserved since: waiting for it would be in vain (messages.Abort)."""
+        return time.monotonic() - self._aborted_at.get(key, float("-inf")) <= 2.0
 
     def abort_count(self, key: bytes) -> int:
         return self._abort_counts.get(key, 0)
@@ -221,7 +233,7 @@ class FakeTransfer:
         status = self._store.read(key, batch.layer_begin, batch.layer_end, views)
         if status not in (Status.MISSING, Status.PENDING) or batch.wait_ms == 0:
             return status
-        if self._store.abort_count(key) != self._aborts[index]:
+        if self._store.abort_count(key) != self._aborts[index] or self._store.was_just_aborted(key):
             return Status.ABANDONED
         return Status.TIMED_OUT if time.monotonic() >= self._latest else None
 

@@ -196,7 +196,8 @@ class Commit(Message, frozen=True, array_like=True, tag=24):
 
 
 class Abort(Message, frozen=True, array_like=True, tag=25):
-    """Give up own reservations. Whoever waits for one of these keys, reserved or not, learns ABANDONED."""
+    """Give up own reservations. Whoever waits for one of these keys, reserved or not, learns ABANDONED, and
+    so does who begins to wait within 2 s after, unless somebody has reserved the key again."""
 
     keys: list[bytes]
 

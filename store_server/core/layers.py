@@ -4,6 +4,7 @@ A ticket is a parked request. It may wait for keys that nobody has reserved yet:
 layers of a block before the prefill engine has begun to compute it.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from kvcore.wire.messages import Acquire, Await, Read, Status
@@ -11,6 +12,11 @@ from store_server.core.deadlines import Agenda, Deadlines
 from store_server.core.objects import Session
 
 WaitingRequest = Read | Await | Acquire
+
+# A reader's request may arrive just after the writer gave up; without a memory it would wait in vain for all
+# of its wait_ms. Long enough for a request under way, short enough not to turn away a new writer's readers.
+GIVEN_UP_S = 2.0
+MAX_GIVEN_UP_KEYS = 65_536
 
 
 class Ticket:
@@ -35,6 +41,7 @@ class Waiters:
         self.finished: list[Ticket] = []
         self._by_key: dict[bytes, list[tuple[int, Ticket]]] = {}
         self._deadlines = Deadlines[Ticket](agenda)
+        self._given_up_at: OrderedDict[bytes, float] = OrderedDict()
 
     def park(self, ticket: Ticket, keys: Iterable[bytes], layer_end: int, deadline: float) -> None:
         """Waits for `layer_end` layers (0: all) of each key until `deadline` (seconds)."""
@@ -47,6 +54,8 @@ class Waiters:
 
     def advance(self, key: bytes, layers_ready: int, num_layers: int) -> None:
         """The object was reserved (layers_ready 0), or more of its layers were committed."""
+        if self._given_up_at:
+            self._given_up_at.pop(key, None)
         waiting = self._by_key.get(key)
         if waiting is None:
             return
@@ -69,6 +78,19 @@ class Waiters:
         for _, ticket in self._by_key.pop(key, ()):
             ticket.outcomes[key] = status
             self._close(key, ticket)
+
+    def give_up(self, key: bytes, now: float) -> None:
+        """Its writer will not deliver: who waits learns ABANDONED, and so does who asks within GIVEN_UP_S."""
+        self.resolve(key, Status.ABANDONED)
+        self._given_up_at[key] = now
+        self._given_up_at.move_to_end(key)
+        while len(self._given_up_at) > MAX_GIVEN_UP_KEYS or (
+            next(iter(self._given_up_at.values())) + GIVEN_UP_S < now
+        ):
+            self._given_up_at.popitem(last=False)
+
+    def was_given_up(self, key: bytes, now: float) -> bool:
+        return self._given_up_at.get(key, float("-inf")) + GIVEN_UP_S >= now
 
     def expire(self, now: float) -> None:
         for ticket in self._deadlines.pop_due(now):

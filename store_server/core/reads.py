@@ -121,21 +121,24 @@ class Reads:
     # ---- reading, now or when it is there --------------------------------------------------------------
 
     def read(self, session: Session, request: Read, now: float) -> Served | None:
-        if self._parked(session, request, now):
+        ticket = self._wait_if_needed(session, request, now)
+        if ticket is not None and ticket.open_keys:
             return None
-        return self._serve(request, None)
+        return self._serve(request, ticket)
 
     def await_layers(self, session: Session, request: Await, now: float) -> StatusReply | None:
-        if self._parked(session, request, now):
+        ticket = self._wait_if_needed(session, request, now)
+        if ticket is not None and ticket.open_keys:
             return None
-        return self._statuses(request, None)
+        return self._statuses(request, ticket)
 
     def acquire(self, session: Session, request: Acquire, now: float) -> AcquireReply | None:
         for lease in request.release:
             self._leases.release(session, lease)
-        if self._parked(session, request, now):
+        ticket = self._wait_if_needed(session, request, now)
+        if ticket is not None and ticket.open_keys:
             return None
-        return self._lease(session, request, None, now)
+        return self._lease(session, request, ticket, now)
 
     def finish(self, ticket: Ticket, now: float) -> Served | StatusReply | AcquireReply:
         """The answer of a request that has waited."""
@@ -174,10 +177,10 @@ class Reads:
             return Status.TIMED_OUT, None
         return (Status.MISSING if obj is None else Status.PENDING), None
 
-    def _parked(self, session: Session, request: WaitingRequest, now: float) -> bool:
-        """Parks the request if it has something to wait for and may."""
+    def _wait_if_needed(self, session: Session, request: WaitingRequest, now: float) -> Ticket | None:
+        """None: nothing to wait for. A ticket with open keys is parked; one without is answered at once."""
         if request.wait_ms <= 0 and not len(self._cold):
-            return False
+            return None
         layer_begin = request.layer_begin if not isinstance(request, Await) else 0
         awaited = [
             key
@@ -185,7 +188,15 @@ class Reads:
             if self._find(key, layer_begin, request.layer_end, None)[0] in (Status.MISSING, Status.PENDING)
         ]
         if not awaited:
-            return False
+            return None
+        ticket = Ticket(session, request)
+        if request.wait_ms > 0:
+            given_up = [key for key in awaited if self._waiters.was_given_up(key, now)]
+            if given_up:
+                ticket.outcomes = dict.fromkeys(given_up, Status.ABANDONED)
+                awaited = [key for key in awaited if key not in ticket.outcomes]
+                if not awaited:
+                    return ticket
         if session.num_waiting_keys + len(awaited) > self._max_waiting_keys:
             raise RequestRefused(
                 ErrorCode.OVER_LIMIT,
@@ -201,9 +212,9 @@ class Reads:
             # A caller that does not wait for writers still gets what only has to come from disk.
             awaited, wait_s = promoted, self._promotion_timeout_s
         if not awaited:
-            return False
-        self._waiters.park(Ticket(session, request), awaited, request.layer_end, now + wait_s)
-        return True
+            return None
+        self._waiters.park(ticket, awaited, request.layer_end, now + wait_s)
+        return ticket
 
     def _serve(self, request: Read, ticket: Ticket | None) -> Served:
         layer_begin = request.layer_begin

@@ -179,17 +179,16 @@ class Writes:
         self._commit(session, request.keys, request.layer_begin, request.layer_end, packed, statuses, now)
         return StatusReply(request.id, bytes(statuses))
 
-    def abort(self, session: Session, request: Abort) -> StatusReply:
+    def abort(self, session: Session, request: Abort, now: float) -> StatusReply:
         """OK, or INVALID for a key that somebody else is writing or that is sealed."""
         statuses = bytearray(len(request.keys))
         for index, key in enumerate(request.keys):
-            if self._abandon_own(session, key):
-                continue
-            if key in self._catalog.by_key:
-                statuses[index] = Status.INVALID
-            else:
+            if not self._abandon_own(session, key):
+                if key in self._catalog.by_key:
+                    statuses[index] = Status.INVALID
+                    continue
                 self._end_quarantine(session, key)
-                self._waiters.resolve(key, Status.ABANDONED)
+            self._waiters.give_up(key, now)
         return StatusReply(request.id, bytes(statuses))
 
     # ---- ends ------------------------------------------------------------------------------------------

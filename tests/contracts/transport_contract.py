@@ -138,6 +138,8 @@ class TransportContract:
         assert not read.done()
         writer.abort(keys)
         assert read.wait() == [Status.ABANDONED] * 2
+        late = ReadBatch(keys=keys, buffers=[bytearray(OBJECT_BYTES) for _ in keys], wait_ms=60_000)
+        assert reader.transport.submit(late).wait(10_000) == [Status.ABANDONED] * 2
 
     def test_writes_out_of_order_or_of_the_wrong_size_are_invalid(self, writer: Peer, reader: Peer) -> None:
         assert writer.reserve([key_of(4)], OBJECT_BYTES, LAYERS) == [Status.OK]

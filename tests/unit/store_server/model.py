@@ -51,7 +51,7 @@ def commit(
 
 
 def abort(store: Store, session: Session, keys: list[bytes]) -> list[Status]:
-    return [Status(code) for code in store.writes.abort(session, Abort(1, keys)).statuses]
+    return [Status(code) for code in store.writes.abort(session, Abort(1, keys), 0.0).statuses]
 
 
 def remove(store: Store, keys: list[bytes], *, force: bool = False) -> list[Status]:

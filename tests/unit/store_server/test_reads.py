@@ -250,6 +250,26 @@ def test_an_abort_wakes_who_waits_for_a_key_nobody_reserved() -> None:
     assert finished_statuses(store) == [Status.ABANDONED]
 
 
+def test_who_asks_just_after_an_abort_does_not_wait() -> None:
+    store = new_store()
+    writer, reader = store.open_session(), store.open_session()
+    abort(store, writer, [key(1)])
+    reply = store.reads.await_layers(reader, Await(1, [key(1)], 1, 60_000), 1.9)
+    assert reply is not None
+    assert list(reply.statuses) == [Status.ABANDONED]
+    # Together with a key that may still come, only that one is waited for.
+    assert store.reads.await_layers(reader, Await(2, [key(1), key(2)], 1, 60_000), 1.9) is None
+    reserve(store, writer, [key(2)], KIB)
+    commit(store, writer, [key(2)], 0, 1)
+    assert finished_statuses(store) == [Status.ABANDONED, Status.OK]
+    # Long after, or with a new writer, it is waited for again.
+    assert store.reads.await_layers(reader, Await(3, [key(1)], 1, 60_000), 2.1) is None
+    abort(store, writer, [key(3)])
+    reserve(store, writer, [key(3)], KIB)
+    assert store.reads.await_layers(reader, Await(4, [key(3)], 1, 60_000), 0.1) is None
+    check_invariants(store)
+
+
 def test_a_wait_ends_in_time() -> None:
     store = new_store()
     session = store.open_session()
