@@ -17,9 +17,14 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Keys of `kv_connector_extra_config`. Sizes accept "256mb", durations "30s"."""
 
     store_address: Annotated[
-        str, Meta(description="where mooncake-store listens: host:port or unix:///path")
+        str, Meta(description="where mooncake-store listens: host:port, tls://host:port or unix:///path")
     ] = "127.0.0.1:50051"
     store_token: Annotated[str, Meta(description="the store's access token, if it wants one")] = ""
+    store_tls_ca: Annotated[
+        str, Meta(description="for tls://: file of certificates to trust; empty: the system's")
+    ] = ""
+    store_tls_cert: Annotated[str, Meta(description="file of our certificate, if the store wants one")] = ""
+    store_tls_key: Annotated[str, Meta(description="file of its private key")] = ""
     planes: Annotated[
         list[str],
         Meta(min_length=1, description="how bytes may move, best first: shm needs the store's host"),

@@ -232,5 +232,11 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
 def _make_store(config: ConnectorConfig, name: str) -> StoreClient:
     """Waits for the first attempt, so that a store that refuses us is named; one that is not there is not."""
     return StoreClient.connect(
-        config.store_address, token=config.store_token, planes=tuple(config.planes), client_name=name
+        config.store_address,
+        token=config.store_token,
+        planes=tuple(config.planes),
+        client_name=name,
+        tls_ca=config.store_tls_ca,
+        tls_cert=config.store_tls_cert,
+        tls_key=config.store_tls_key,
     )
