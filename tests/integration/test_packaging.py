@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"kvcore", "mooncake_connector", "router", "store_server"}
+PACKAGES = {"kvcore", "kvsim", "mooncake_connector", "router", "store_server"}
 CORE_DEPENDENCIES = {"msgspec", "numpy", "tomli", "xxhash"}  # tomli before Python 3.11 only
 
 
@@ -78,6 +78,7 @@ def test_metadata(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {
         "mooncake-store": "store_server.cli:main",
         "mooncake-router": "router.cli:main",
+        "mooncake-sim": "kvsim.cli:main",
     }
     assert dict(entry_points["vllm.general_plugins"]) == {"mooncake_suite": "mooncake_connector:register"}
 
@@ -96,7 +97,7 @@ def test_importing_the_plugin_loads_no_engine_and_no_application(installed: Path
     assert Path(file).is_relative_to(installed.parent)
     assert is_callable
     roots = {module.split(".")[0] for module in modules}
-    assert not roots & {"torch", "vllm", "router", "store_server", "uvloop", "aiohttp"}
+    assert not roots & {"torch", "vllm", "router", "store_server", "kvsim", "uvloop", "aiohttp"}
 
 
 def test_top_level_names_belong_to_us_alone(installed: Path) -> None:
@@ -108,7 +109,7 @@ def test_top_level_names_belong_to_us_alone(installed: Path) -> None:
     assert run_isolated(installed, code) == {name: ["mooncake-kv-suite"] for name in PACKAGES}
 
 
-@pytest.mark.parametrize("command", ["mooncake-store", "mooncake-router"])
+@pytest.mark.parametrize("command", ["mooncake-store", "mooncake-router", "mooncake-sim"])
 def test_console_script_explains_itself(installed: Path, command: str) -> None:
     done = subprocess.run([str(installed / command), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
