@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from store_server.core.eviction.base import Evictable, EvictionPolicy
 
-_LONG_SEARCH = 256  # blocks with children passed over; less costs little, and keeps the inner order exact
+# Blocks with children passed over in one search. Fewer cost little, and stay where they are in the inner
+# order.
+_LONG_SEARCH = 256
 
 
 class _Link:
-    """A block in the tree of prefixes, there only if it has a parent or children. `entry` is None for a
-    parent that is not here itself."""
+    """A block in the tree of prefixes, there only if it has a parent or children. `entry`: of one with a
+    parent."""
 
     __slots__ = ("entry", "first_child", "key", "next", "parent", "previous")
 
@@ -40,6 +42,7 @@ class PrefixAwarePolicy:
         self._inner = inner
         self._links: dict[bytes, _Link] = {}
         self._orphans: OrderedDict[bytes, Evictable] = OrderedDict()
+        self._parked: dict[bytes, Evictable] = {}
         self.bytes_per_object = inner.bytes_per_object + 195
 
     def on_insert(self, entry: Evictable, parent: bytes | None = None) -> None:
@@ -62,6 +65,7 @@ class PrefixAwarePolicy:
 
     def on_remove(self, key: bytes, *, evicted: bool = False) -> None:
         self._inner.on_remove(key, evicted=evicted)
+        self._parked.pop(key, None)
         link = self._links.get(key)
         if link is None:
             return
@@ -77,27 +81,34 @@ class PrefixAwarePolicy:
         for entry in self._orphans.values():
             if evictable(entry):
                 return entry
-        links, passed_over = self._links, list[bytes]()
+        links, passed_over = self._links, list[Evictable]()
 
         def is_evictable_leaf(entry: Evictable) -> bool:
             link = links.get(entry.key)
             if link is not None and link.first_child is not None:
-                passed_over.append(entry.key)
+                passed_over.append(entry)
                 return False
             return evictable(entry)
 
-        leaf = self._inner.victim(is_evictable_leaf)
+        victim = self._inner.victim(is_evictable_leaf)
         if len(passed_over) > _LONG_SEARCH:
-            # Readers of the ends of prefixes leave the begins looking unused. Children keep them anyway, and
-            # if they did not count as used, each search would pass over them again.
-            self._inner.on_access(passed_over)
-        return leaf or self._inner.victim(evictable)
+            self._park(passed_over)
+        if victim is None:
+            victim = self._inner.victim(evictable) or next(filter(evictable, self._parked.values()), None)
+        return victim
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._inner
+        return key in self._inner or key in self._parked
 
     def __len__(self) -> int:
-        return len(self._inner)
+        return len(self._inner) + len(self._parked)
+
+    def _park(self, entries: Iterable[Evictable]) -> None:
+        """Out of the inner order, as long as they have children: or every search would pass over them again.
+        Readers of the ends of prefixes, who leave their begins looking unused, bring that about."""
+        for entry in entries:
+            self._inner.on_remove(entry.key)
+            self._parked[entry.key] = entry
 
     def _attach(self, link: _Link, parent_key: bytes) -> None:
         parent = self._links.get(parent_key)
@@ -119,6 +130,8 @@ class PrefixAwarePolicy:
         if link.next is not None:
             link.next.previous = link.previous
         link.parent = link.next = link.previous = None
+        if parent.first_child is None and (entry := self._parked.pop(parent.key, None)):
+            self._inner.on_insert(entry, parent.parent.key if parent.parent else None)
         self._drop_if_useless(parent)
 
     def _drop_if_useless(self, link: _Link) -> None:

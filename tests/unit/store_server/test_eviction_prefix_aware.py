@@ -143,12 +143,27 @@ def test_begins_of_prefixes_do_not_make_every_search_long(name: str) -> None:
     for number in range(4000):
         policy.on_insert(Entry(b"hot %d" % number), b"hot %d" % (number - 1) if number % 2000 else None)
     for number in range(2000):
-        policy.on_access([b"hot 1999", b"hot 3999"] * 3)
         policy.on_insert(Entry(b"cold %d" % number))
-        evict(policy)
-    assert len(policy) == 4000
+        policy.on_access([b"hot 1999", b"hot 3999"] * 3)
+        assert evict(policy) == b"cold %d" % number
+    assert len(policy) == 4000 and all(b"hot %d" % number in policy for number in range(4000))
     # One full pass over the 4,000 for each eviction would be 8 million.
     assert looked_at < 2000 * 300
+    # What was passed over has not been forgotten.
+    assert [evict(policy) for _ in range(4000)][-1] in (b"hot 0", b"hot 2000")
+    assert len(policy) == 0 and policy.victim(anything) is None
+
+
+def test_when_all_ends_must_stay_parked_begins_can_go() -> None:
+    policy = PrefixAwarePolicy(LruPolicy())
+    for number in range(600):
+        policy.on_insert(Entry(b"%d" % number), b"%d" % (number - 1) if number else None)
+    assert policy._parked == {}
+    for _ in range(3):
+        victim = policy.victim(lambda entry: entry.key != b"599")
+        assert victim is not None and victim.key != b"599"
+        policy.on_remove(victim.key, evicted=True)
+    assert policy._parked and len(policy) == 597
 
 
 def test_bookkeeping_of_parents_ends_with_the_blocks() -> None:
