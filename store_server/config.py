@@ -62,9 +62,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     send_timeout_ms: Annotated[int, _help("a reader that takes no byte for so long is disconnected")] = 60_000
     room_timeout_ms: Annotated[int, _help("a writer waits so long for room that write-back to SSD makes")] = (
-        5_000
+        4_000
     )
-    promotion_timeout_ms: Annotated[int, _help("a reader without wait_ms waits so long for the SSD")] = 5_000
+    promotion_timeout_ms: Annotated[int, _help("a reader without wait_ms waits so long for the SSD")] = 4_000
     save_timeout_ms: Annotated[int, _help("at the end, blocks go from DRAM to the SSD for so long")] = 30_000
     verify_on_write: Annotated[bool, _help("check the checksums of what arrives over tcp")] = False
 

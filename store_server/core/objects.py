@@ -4,15 +4,12 @@ import msgspec
 
 from store_server.core.allocator import Extents
 
-METADATA_BYTES_PER_OBJECT = 450
-"""Estimate of all bookkeeping for one sealed object with a 32-byte key, its key and its place in the eviction
-order included. tests/unit/store_server/test_metadata_bytes.py holds it against what Python really takes."""
+METADATA_BYTES_PER_OBJECT = 285
+"""Estimate of all bookkeeping for one sealed object with a 32-byte key, its key included; what the eviction
+policy takes comes on top (`EvictionPolicy.bytes_per_object`). tests/unit/store_server/test_metadata_bytes.py
+holds it against what Python really takes."""
 
 METADATA_BYTES_PER_LAYER = 8  # its checksum
-
-
-def metadata_bytes(num_layers: int) -> int:
-    return METADATA_BYTES_PER_OBJECT + METADATA_BYTES_PER_LAYER * num_layers
 
 
 class StoredObject(msgspec.Struct, gc=False, eq=False):

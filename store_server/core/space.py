@@ -13,7 +13,7 @@ from store_server.core.allocator import SlabAllocator
 from store_server.core.catalog import Catalog
 from store_server.core.deadlines import Agenda, Deadlines
 from store_server.core.eviction import Evictable, EvictionPolicy
-from store_server.core.objects import StoredObject, metadata_bytes
+from store_server.core.objects import StoredObject
 from store_server.core.owners import Owners, PolicyByOwner
 from store_server.core.placements import PlacementLog
 from store_server.core.tiering import ColdTier, Fate, WriteBack
@@ -122,7 +122,7 @@ class Space:
             self._free(obj)
 
     def _cost_bytes(self, obj: StoredObject) -> int:
-        return self.allocator.cost_bytes(obj.size_bytes) + metadata_bytes(obj.num_layers)
+        return self.allocator.cost_bytes(obj.size_bytes) + self._catalog.bytes_of(obj)
 
     def _free(self, obj: StoredObject) -> None:
         self.allocator.free(obj.extents)
@@ -133,6 +133,7 @@ class Space:
 
     def sealed(self, objects: Sequence[StoredObject]) -> None:
         """These are complete and may be evicted from now on. They come in the order of their prefix."""
+        self._catalog.sealed(objects)
         for obj in reversed(objects):
             self._enter_policy(obj)
         if self._placements is not None and objects:

@@ -61,8 +61,8 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_lease_ms: int = 600_000
     max_payload_bytes: int = 1 << 30
     max_waiting_keys: int = 65_536  # of the parked requests of one session
-    room_timeout_ms: int = 5_000  # a writer waits so long for room that write-back to disk is making
-    promotion_timeout_ms: int = 5_000  # a reader that gave no wait_ms waits so long for what is on disk
+    room_timeout_ms: int = 4_000  # a writer waits so long for room that write-back to disk is making
+    promotion_timeout_ms: int = 4_000  # a reader that gave no wait_ms waits so long for what is on disk
 
 
 class Store:
@@ -84,13 +84,14 @@ class Store:
         self.limits = limits
         self.agenda = Agenda()
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
-        self.catalog = Catalog()
+        new_policy = POLICIES[limits.eviction_policy]
+        self.catalog = Catalog(new_policy().bytes_per_object)
         self.waiters = Waiters(self.agenda)
         self.owners = Owners(quotas, limits.pool_size_bytes) if quotas else None
         self.space = Space(
             SlabAllocator(limits.pool_size_bytes, limits.slab_bytes),
             self.catalog,
-            POLICIES[limits.eviction_policy],
+            new_policy,
             self.agenda,
             self.counters,
             limits.high_watermark,

@@ -6,7 +6,8 @@ import tracemalloc
 import pytest
 
 from kvcore.wire.messages import Exists, Put, Status
-from store_server.core.objects import metadata_bytes
+from store_server.core.eviction import POLICIES
+from store_server.core.objects import METADATA_BYTES_PER_LAYER, METADATA_BYTES_PER_OBJECT
 from tests.unit.store_server.model import check_invariants, key, new_store
 
 
@@ -29,7 +30,7 @@ def test_the_estimate_is_what_python_takes() -> None:
         measured = tracemalloc.get_traced_memory()[0] / num_objects
     finally:
         tracemalloc.stop()
-    estimate = metadata_bytes(1)
+    estimate = METADATA_BYTES_PER_OBJECT + METADATA_BYTES_PER_LAYER + POLICIES["lru"]().bytes_per_object
     assert 0.75 * estimate < measured <= 1.05 * estimate, f"{measured:.0f} bytes an object"
     assert store.catalog.metadata_bytes == num_objects * estimate
 

@@ -216,11 +216,11 @@ def test_a_reader_does_not_wait_for_a_slow_disk_for_ever(
     fill_and_spill(store, cold, session, FITTING + 5)
     cold.finish_writes(store)
     assert store.reads.read(session, Read(1, [key(0)]), 10.0) is None
-    store.expire(14.9)
+    store.expire(13.9)
     assert not store.waiters.finished
-    store.expire(15.1)
+    store.expire(14.1)
     (ticket,) = store.waiters.finished
-    served = store.reads.finish(ticket, 15.1)
+    served = store.reads.finish(ticket, 14.1)
     assert isinstance(served, Served) and served.reply.statuses == bytes([Status.TIMED_OUT])
     cold.finish_loads(store)
     assert lookup(store, range(1)) == (1, [Tier.DRAM])
@@ -363,7 +363,7 @@ def test_waiting_writers_are_served_in_turn_and_not_for_ever(cold: FakeCold) -> 
     store.close_session(gone)
     store.retry_for_room()
     assert served == ["first False"] and len(store.room) == 2
-    store.expire(6.1)
+    store.expire(5.1)
     assert served == ["first False", "large True"]
     store.retry_for_room()
     assert served == ["first False", "large True", "small False"]
