@@ -5,7 +5,9 @@ import logging
 
 from router.cluster import Cluster
 from router.config import RouterConfig
+from router.core.cluster_book import ClusterBook
 from router.core.policies import make_policy
+from router.core.prefix_index import PrefixIndex
 from router.core.scheduler import Scheduler
 from router.discovery import Discovery
 from router.endpoints import key_is_known, route
@@ -13,6 +15,7 @@ from router.health import HealthMonitor
 from router.http.request import Request
 from router.http.server import ActiveRequest, ClientConnection
 from router.ids import IdSource
+from router.kv_events.reader import EventReader
 from router.metrics import RouterMetrics
 from router.protocols import pd_protocol
 
@@ -33,7 +36,16 @@ class Router:
         self._no_connections = asyncio.Event()
         self.ids = IdSource()
         self.metrics = RouterMetrics()
+        # Made when events are to be followed: without an index nothing is known of anybody's prefixes.
+        self.index: PrefixIndex | None = None
+        by_engine, stores = config.event_sources(), config.store_sources()
+        if by_engine or stores:
+            limits = config.index
+            self.index = PrefixIndex(
+                limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
+            )
         self.cluster = Cluster(
+            ClusterBook(config.scheduling, self.index),
             breaker=config.breaker,
             upstream_idle_timeout_s=config.upstream_idle_timeout_ms / 1e3,
             connect_timeout_s=config.connect_timeout_ms / 1e3,
@@ -46,19 +58,29 @@ class Router:
         self.generation = pd_protocol(config.pd_protocol)
         self._keys = tuple(key.encode() for key in config.api_keys)
         self._discovery = discovery
+        self.events: EventReader | None = None
+        if self.index is not None:
+            self.events = EventReader(self.cluster, self.index, by_engine, stores)
         self._health = HealthMonitor(self.cluster, config.health)
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> tuple[str, int]:
-        """Listens; returns the address. Raises OSError when it cannot."""
+        """Listens; returns the address. Raises OSError when it cannot, ConfigError when another address of
+        its configuration cannot be used."""
         loop = asyncio.get_running_loop()
+        if self.events is not None:
+            self.events.start()
         self._server = await loop.create_server(
             lambda: ClientConnection(self), self.config.host, self.config.port, backlog=2048
         )
         discovered = asyncio.Event()
         self._tasks = [loop.create_task(self._discover(discovered)), loop.create_task(self._sweep_forever())]
-        await discovered.wait()
+        discovering, waiting = self._tasks[0], loop.create_task(discovered.wait())
+        await asyncio.wait((discovering, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if discovering.done():
+            waiting.cancel()
+            discovering.result()
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
@@ -84,6 +106,8 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._health.close()
+        if self.events is not None:
+            await self.events.close()
         await self.cluster.close()
         await self._all_closed()
 
@@ -96,6 +120,8 @@ class Router:
         async for specs in self._discovery.changes():
             self.cluster.apply(specs)
             self._health.watch()
+            if self.events is not None:
+                self.events.watch()
             discovered.set()
 
     async def _sweep_forever(self) -> None:
@@ -106,6 +132,8 @@ class Router:
             for connection in list(self._connections):
                 connection.sweep(now)
             self.cluster.sweep(now)
+            if self.events is not None:
+                self.events.sweep()
 
     # What connections need of us (router.http.server.Application)
 

@@ -83,6 +83,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     engines.add_argument("--prefill", action="append", metavar="URL", help="a prefill engine; repeat it")
     engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat it")
+    engines.add_argument(
+        "--kv-events",
+        "--kv-event-source",
+        action="append",
+        dest="kv_events",
+        metavar="URL=ENDPOINT[,REPLAY]",
+        help="where the engine at URL publishes KV events (its --kv-events-config); repeat it",
+    )
+    engines.add_argument(
+        "--store-kv-events",
+        action="append",
+        metavar="ENDPOINT[,REPLAY]",
+        help="where a mooncake-store node publishes them (its --events.endpoint); repeat it",
+    )
     names = ", ".join(LOAD_POLICIES)
     engines.add_argument("--policy", metavar="NAME", help=f"{names} (default: round_robin)")
     engines.add_argument("--prefill-policy", metavar="NAME", help="for the prefill pool (default: --policy)")

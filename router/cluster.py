@@ -1,11 +1,12 @@
-"""All engines, by role, and the immutable view of them that decisions are made from."""
+"""All engines, by role: connections and health here, what they have to do in the core's book."""
 
 import asyncio
 import logging
 from collections.abc import Iterable
 
 from router.breaker import BreakerConfig
-from router.core.view import ClusterView, InstanceState, Role
+from router.core.cluster_book import ClusterBook
+from router.core.view import ClusterView, Role
 from router.http.upstream import UpstreamPool
 from router.instance import Health, Instance, InstanceSpec, parse_instance_url
 
@@ -16,13 +17,20 @@ class Cluster:
     """Changed only on the event loop's thread."""
 
     def __init__(
-        self, *, breaker: BreakerConfig, upstream_idle_timeout_s: float, connect_timeout_s: float
+        self,
+        book: ClusterBook,
+        *,
+        breaker: BreakerConfig,
+        upstream_idle_timeout_s: float,
+        connect_timeout_s: float,
     ) -> None:
+        self.book = book
         self._breaker = breaker
         self._upstream_idle_timeout_s = upstream_idle_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self.instances: dict[str, Instance] = {}
         self._leaving: list[Instance] = []
+        self._store_nodes: dict[str, str] = {}
         self._by_role: dict[Role, list[Instance]] = {role: [] for role in Role}
 
     @property
@@ -38,6 +46,7 @@ class Cluster:
                 logger.info("instance left", extra={"instance": url, "in_flight": instance.in_flight})
                 instance.draining = True
                 self._leaving.append(self.instances.pop(url))
+                self.book.remove(url)
         for url, spec in wanted.items():
             if url not in self.instances:
                 host, port = parse_instance_url(url)
@@ -48,20 +57,27 @@ class Cluster:
                     connect_timeout_s=self._connect_timeout_s,
                 )
                 self.instances[url] = Instance(spec, pool, self._breaker)
+                self.book.add_instance(url, spec.role, store_node=self._store_node_of(host))
                 logger.info("instance joined", extra={"instance": url, "role": spec.role.value})
         for role in Role:
             self._by_role[role] = [i for i in self.instances.values() if i.role is role]
 
-    def view(self, now: float) -> ClusterView:
-        return ClusterView(
-            mixed=self._available(Role.MIXED, now),
-            prefill=self._available(Role.PREFILL, now),
-            decode=self._available(Role.DECODE, now),
-        )
+    def add_store_node(self, node_id: str, host: str) -> int:
+        """A store that publishes what it holds; engines that join later on the same host read it locally.
+        Returns its worker number in the index."""
+        self._store_nodes[host] = node_id
+        return self.book.add_store_node(node_id)
 
-    def _available(self, role: Role, now: float) -> tuple[InstanceState, ...]:
-        members = self._by_role[role]
-        return tuple([i.state() for i in members if i.is_available(now)]) if members else ()
+    def _store_node_of(self, host: str) -> str:
+        return self._store_nodes.get(host, "")
+
+    def view(self, now: float) -> ClusterView:
+        for instance in self.instances.values():
+            is_available = instance.is_available(now)
+            if is_available is not instance.is_offered:
+                instance.is_offered = is_available
+                self.book.set_available(instance.url, is_available)
+        return self.book.view(now)
 
     def is_ready(self) -> bool:
         """At least one instance that can answer clients has been seen healthy. A missing prefill instance

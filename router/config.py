@@ -10,7 +10,8 @@ from router.breaker import BreakerConfig
 from router.core.settings import Settings
 from router.core.view import Role
 from router.http.limits import HttpLimits
-from router.instance import InstanceSpec, parse_instance_url
+from router.instance import InstanceSpec, instance_url
+from router.kv_events.source import EventSource, parse_engine_source, parse_event_source
 
 Milliseconds = Annotated[float, Meta(gt=0)]
 
@@ -45,6 +46,19 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 1_000
 
 
+class IndexConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    block_size_tokens: Annotated[
+        int, Meta(gt=0, description="the engines' --block-size; blocks of other sizes are not indexed")
+    ] = 16
+    max_size_bytes: Annotated[
+        int, Meta(gt=0, description="memory the prefix index may take; the least used is forgotten")
+    ] = 512 << 20
+    predicted_ttl_ms: Annotated[
+        float,
+        Meta(gt=0, description="how long a prefix counts as where its request was sent, without events"),
+    ] = 30_000
+
+
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 30000
@@ -61,6 +75,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         Meta(gt=0, description="how long a decode engine waits for layers of its prefill engine"),
     ] = 30_000
+    kv_events: Annotated[
+        tuple[str, ...],
+        Meta(description="KV events of engines, URL=ENDPOINT[,REPLAY] each"),
+    ] = ()
+    store_kv_events: Annotated[
+        tuple[str, ...], Meta(description="KV events of mooncake-store nodes, ENDPOINT[,REPLAY] each")
+    ] = ()
     api_keys: Annotated[
         tuple[str, ...], Meta(description="keys clients must send as 'Authorization: Bearer KEY'; none: open")
     ] = ()
@@ -86,6 +107,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     health: HealthConfig = HealthConfig()
     http: HttpLimits = HttpLimits()
     scheduling: Settings = Settings()
+    index: IndexConfig = IndexConfig()
 
     def instance_specs(self) -> list[InstanceSpec]:
         """Checked: ConfigError when nothing could be routed, by whatever mistake."""
@@ -96,8 +118,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         specs: dict[str, InstanceSpec] = {}
         for role, urls in groups:
             for raw in urls:
-                host, port = parse_instance_url(raw)
-                url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                url = instance_url(raw)
                 if url in specs:
                     raise ConfigError(f"engine {url} is given twice; one engine has one role")
                 specs[url] = InstanceSpec(url, role)
@@ -108,4 +129,20 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if bool(self.prefill) != bool(self.decode):
             missing = "--decode" if self.prefill else "--prefill"
             raise ConfigError(f"{missing} is missing: separate pools need at least one engine each")
+        unknown = self.event_sources().keys() - specs.keys()
+        if unknown:
+            raise ConfigError(f"--kv-events names {unknown.pop()}, which is none of the engines given")
         return list(specs.values())
+
+    def event_sources(self) -> dict[str, EventSource]:
+        """By engine URL. ConfigError for what cannot be understood."""
+        sources: dict[str, EventSource] = {}
+        for text in self.kv_events:
+            url, source = parse_engine_source(text)
+            if instance_url(url) in sources:
+                raise ConfigError(f"--kv-events: {url} is given twice")
+            sources[instance_url(url)] = source
+        return sources
+
+    def store_sources(self) -> list[EventSource]:
+        return [parse_event_source(text) for text in self.store_kv_events]

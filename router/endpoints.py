@@ -1,6 +1,7 @@
 """Which path is answered by whom."""
 
 import hmac
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -8,16 +9,16 @@ from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
 from router.instance import Health
+from router.kv_events.metrics import feed_families, index_families
 from router.metrics import exposition
 from router.protocols.base import Exchange
-from router.request_view import BadInput, read_request_view
+from router.request_view import GENERATES, BadInput, read_request_view
 
 if TYPE_CHECKING:
     from router.app import Router
 
 logger = logging.getLogger(__name__)
 
-_GENERATE = frozenset({b"/v1/completions", b"/v1/chat/completions"})
 # Engine endpoints beside /v1/; what controls an engine (/sleep, /abort_request, ...) is not for clients.
 _PASSED = frozenset({b"/tokenize", b"/detokenize"})
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -26,7 +27,7 @@ _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 def route(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
     """Begins the answer to one request; None when it is already complete."""
     path, method = request.path, request.method
-    if path in _GENERATE or path in _PASSED or path.startswith(b"/v1/"):
+    if path in GENERATES or path in _PASSED or path.startswith(b"/v1/"):
         refusal = _refusal(router, request)
         if refusal is None:
             return _forward(router, client, request)
@@ -49,8 +50,8 @@ def _refusal(router: "Router", request: Request) -> Response | None:
     method = request.method
     if not router.authorized(request):
         return error_response(401, "the API key is missing or wrong", headers=b"www-authenticate: Bearer\r\n")
-    if method != b"POST" and (method != b"GET" or request.path in _GENERATE):
-        allowed = "POST" if request.path in _GENERATE else "GET and POST"
+    if method != b"POST" and (method != b"GET" or request.path in GENERATES):
+        allowed = "POST" if request.path in GENERATES else "GET and POST"
         return error_response(405, f"{request.path.decode('latin-1')} answers {allowed}")
     limit = router.config.max_concurrent_requests
     if limit and router.metrics.active_requests >= limit:
@@ -61,9 +62,8 @@ def _refusal(router: "Router", request: Request) -> Response | None:
 
 
 def _forward(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
-    generates = request.path in _GENERATE
-    given_id = request.headers.get(b"x-request-id")
-    request_id = given_id.decode("latin-1") if given_id else router.ids.next_id()
+    generates = request.path in GENERATES
+    request_id = router.ids.next_id()
     try:
         view = read_request_view(request_id, request, generates=generates)
     except BadInput as error:
@@ -76,7 +76,7 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
         exchange.start()
     except Exception:
         # A bug of ours costs this one request, not the router.
-        logger.exception("internal error", extra={"request_id": request_id})
+        logger.exception("internal error", extra={"request_id": exchange.shown_id})
         exchange.give_up(500, "internal error of the router; its log says more")
     return exchange
 
@@ -111,7 +111,10 @@ def _ready(router: "Router") -> Response:
 
 
 def _metrics(router: "Router") -> Response:
-    return Response(200, exposition(router.metrics, router.cluster), _METRICS_TYPE)
+    families = router.metrics.families(router.cluster)
+    if router.index is not None and router.events is not None:
+        families = itertools.chain(families, index_families(router.index), feed_families(router.events))
+    return Response(200, exposition(families), _METRICS_TYPE)
 
 
 _OWN = {b"/health": _health, b"/ready": _ready, b"/metrics": _metrics}

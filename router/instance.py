@@ -7,7 +7,7 @@ import msgspec
 
 from kvcore.errors import ConfigError
 from router.breaker import Breaker, BreakerConfig
-from router.core.view import InstanceState, Role
+from router.core.view import Role
 from router.http.upstream import UpstreamPool
 
 
@@ -38,8 +38,15 @@ def parse_instance_url(url: str) -> tuple[str, int]:
     return parts.hostname, port or 80
 
 
+def instance_url(text: str) -> str:
+    """An engine's URL in the one form it is known by."""
+    host, port = parse_instance_url(text)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class Instance:
-    """`in_flight` counts our legs on it; `draining` ones get no new requests."""
+    """`in_flight` counts our legs on it; `draining` ones get no new requests. `is_offered`: what the book
+    was told last of its availability."""
 
     def __init__(self, spec: InstanceSpec, pool: UpstreamPool, breaker: BreakerConfig) -> None:
         self.url = spec.url
@@ -50,7 +57,7 @@ class Instance:
         self.health = Health.UNKNOWN
         self.health_detail = ""
         self.draining = False
-        self._state = InstanceState(self.url)
+        self.is_offered = True
 
     def is_available(self, now: float) -> bool:
         breaker = self.breaker
@@ -59,9 +66,3 @@ class Instance:
             and not self.draining
             and (breaker.is_closed or breaker.admits(now, self.in_flight))
         )
-
-    def state(self) -> InstanceState:
-        """For the core: an immutable snapshot, remade only when something changed."""
-        if self._state.in_flight_requests != self.in_flight:
-            self._state = InstanceState(self.url, in_flight_requests=self.in_flight)
-        return self._state

@@ -158,16 +158,15 @@ class RouterMetrics:
 
 
 class _Collector:
-    def __init__(self, metrics: RouterMetrics, cluster: Cluster) -> None:
-        self._metrics = metrics
-        self._cluster = cluster
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        return self._metrics.families(self._cluster)
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
-def exposition(metrics: RouterMetrics, cluster: Cluster) -> bytes:
+def exposition(families: Iterable[Metric]) -> bytes:
     """The Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics, cluster))
+    registry.register(_Collector(families))
     return generate_latest(registry)

@@ -11,6 +11,8 @@ import msgspec
 from router.core.view import RequestView
 from router.http.request import Request
 
+GENERATES = frozenset({b"/v1/completions", b"/v1/chat/completions"})
+
 
 class BadInput(Exception):
     """The client's mistake; the message tells it which."""

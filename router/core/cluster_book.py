@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.core.decision import Decision, Transfer
+from router.core.decision import Choice, Decision, Transfer
 from router.core.forecast import Forecast
 from router.core.instance_book import InstanceBook, LoadReport
 from router.core.length_history import LengthHistory
@@ -29,6 +29,7 @@ class _Request(msgspec.Struct):
     prefill_on: str  # "": done, or none
     decode_on: str
     placement: Placement | None
+    has_begun: bool = False  # to decode
 
 
 class ClusterBook:
@@ -71,6 +72,10 @@ class ClusterBook:
         if self._index is not None and worker != NO_WORKER:
             self._index.remove_worker(worker)
 
+    def worker_of(self, member_id: str) -> int | None:
+        """Its number in the index; None when there is no index or no such member."""
+        return self._worker_of.get(member_id)
+
     def set_available(self, instance_id: str, is_available: bool) -> None:
         """Not available: unhealthy, draining, breaker open. Gets no new requests."""
         self._members[instance_id].is_available = is_available
@@ -104,15 +109,9 @@ class ClusterBook:
         expected = self.history.expected_tokens(request.tenant, request.prompt_tokens, request.max_tokens)
         done_at, placement = now, None
         choice = decision.prefill_choice
-        if choice is not None and (member := self._members.get(prefiller.instance_id)) is not None:
-            model_ms = choice.compute_ms / prefiller.prefill_scale
-            done_at = member.book.prefill_sent(request.request_id, model_ms, now)
-            if self._index is not None and member.book.worker != NO_WORKER:
-                placement = self._index.place(member.book.worker, request.block_hashes, now, done_at)
-        if (member := self._members.get(decision.decode.instance_id)) is not None:
-            kv_tokens = request.prompt_tokens + int(expected)
-            tbt_ms = decision.tbt_ms / decision.decode.tbt_scale
-            member.book.decode_sent(request.request_id, kv_tokens, tbt_ms, now)
+        if choice is not None:
+            done_at, placement = self._prefill_sent(request, prefiller, choice, now)
+        self._decode_sent(request, decision.decode, decision.tbt_ms, int(expected), now)
         self.forecast.add(
             request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
         )
@@ -121,12 +120,34 @@ class ClusterBook:
             request, prefill_on, decision.decode.instance_id, placement
         )
 
+    def prefill_moved(self, request_id: str, choice: Choice, now: float) -> None:
+        """The prefill failed and goes to another instance; the decode stays where it is."""
+        request = self._requests.get(request_id)
+        if request is None or choice.instance is None:
+            return
+        self._end_prefill(request_id, request, now, completed=False)
+        _, request.placement = self._prefill_sent(request.view, choice.instance, choice, now)
+        request.prefill_on = choice.instance.instance_id
+
+    def decode_moved(self, request_id: str, choice: Choice, now: float) -> None:
+        """The decode leg failed and goes to another instance; the prefill stays where it is."""
+        request = self._requests.get(request_id)
+        if request is None or choice.instance is None:
+            return
+        if (member := self._members.get(request.decode_on)) is not None:
+            member.book.decode_ended(request_id, now, 0)
+        view = request.view
+        expected = self.history.expected_tokens(view.tenant, view.prompt_tokens, view.max_tokens)
+        self._decode_sent(view, choice.instance, choice.predicted_ms, int(expected), now)
+        request.decode_on, request.has_begun = choice.instance.instance_id, False
+
     def first_token(self, request_id: str, now: float) -> None:
         """The prefill is done and decoding has begun."""
         request = self._requests.get(request_id)
         if request is None:
             return
         self._end_prefill(request_id, request, now, completed=True)
+        request.has_begun = True
         if (member := self._members.get(request.decode_on)) is not None:
             member.book.decode_started(request_id, now)
         self.forecast.started(request_id, now)
@@ -144,7 +165,8 @@ class ClusterBook:
             return
         self._end_prefill(request_id, request, now, completed=False)
         if (member := self._members.get(request.decode_on)) is not None:
-            member.book.decode_ended(request_id, now, output_tokens)
+            # Of an answer that was not streamed nobody saw the first token: its time says nothing of TBT.
+            member.book.decode_ended(request_id, now, output_tokens if request.has_begun else 0)
         if output_tokens:
             self.history.observe(request.view.tenant, request.view.prompt_tokens, output_tokens)
             self.forecast.finished(request_id, now)
@@ -166,6 +188,26 @@ class ClusterBook:
     @property
     def num_requests(self) -> int:
         return len(self._requests)
+
+    def _prefill_sent(
+        self, request: RequestView, target: InstanceState, choice: Choice, now: float
+    ) -> tuple[float, Placement | None]:
+        """When it should be done, and the prefix the instance will then hold."""
+        member = self._members.get(target.instance_id)
+        if member is None:
+            return now, None
+        model_ms = choice.compute_ms / target.prefill_scale
+        done_at = member.book.prefill_sent(request.request_id, model_ms, now)
+        if self._index is None or member.book.worker == NO_WORKER or not request.block_hashes:
+            return done_at, None
+        return done_at, self._index.place(member.book.worker, request.block_hashes, now, done_at)
+
+    def _decode_sent(
+        self, request: RequestView, target: InstanceState, tbt_ms: float, expected_tokens: int, now: float
+    ) -> None:
+        if (member := self._members.get(target.instance_id)) is not None:
+            kv_tokens = request.prompt_tokens + expected_tokens
+            member.book.decode_sent(request.request_id, kv_tokens, tbt_ms / target.tbt_scale, now)
 
     def _end_prefill(self, request_id: str, request: _Request, now: float, completed: bool) -> None:
         if request.prefill_on and (member := self._members.get(request.prefill_on)) is not None:

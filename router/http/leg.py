@@ -170,11 +170,15 @@ class Leg:
             self._connection.resume_reading()
 
     @property
+    def last_data(self) -> bytes:
+        """What was received last, in the buffer it came in."""
+        return self._connection.last_data if self._connection is not None else b""
+
+    @property
     def stopped_between_events(self) -> bool:
         """After `leg_lost` in a relay: the client's chunked event stream ends after a whole chunk that ends
         an event, so that one more event can be appended to it."""
-        last = self._connection.last_data if self._connection is not None else b""
-        return last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n"))
+        return self.last_data.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n"))
 
     # What the connection calls.
 

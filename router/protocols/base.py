@@ -7,15 +7,17 @@ client, and may have others beside it. Nothing here awaits; events come from the
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from router.cluster import Cluster
 from router.config import RouterConfig
-from router.core.decision import Decision, Rejection, RejectReason
+from router.core.decision import Choice, Decision, Rejection, RejectReason
 from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
+from router.http.answer_meter import AnswerMeter, count_output_tokens
 from router.http.leg import Leg, LegOwner, LegState
 from router.http.request import Request, upstream_head
 from router.http.response import Response, error_response, stream_error_event
@@ -23,6 +25,7 @@ from router.http.server import ClientConnection
 from router.ids import IdSource
 from router.instance import Instance
 from router.metrics import RouterMetrics
+from router.request_view import GENERATES
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class Services(Protocol):
 class Exchange:
     """The answering leg. Without a subclass: the whole request goes to one instance (no P/D).
 
-    `view` carries the request id. Over, for whatever reason, exactly when `_settle` was called.
+    `view` carries our own id of the request. Over, for whatever reason, exactly when `_settle` was called.
     """
 
     def __init__(
@@ -58,7 +61,11 @@ class Exchange:
         self._retry_after = b""
         self._answer: Leg | None = None
         self._instance: Instance | None = None
-        self._id_line = b"x-request-id: %b\r\n" % view.request_id.encode("latin-1")
+        self._meter: AnswerMeter | None = None
+        # A client's own id is for people: clients repeat theirs, the book's must be unique.
+        shown_id = request.headers.get(b"x-request-id") or view.request_id.encode()
+        self.shown_id = shown_id.decode("latin-1")
+        self._id_line = b"x-request-id: %b\r\n" % shown_id
         # A client's own line is forwarded as it came.
         self._forwarded_id_line = b"" if b"x-request-id" in request.headers else self._id_line
         services.metrics.active_requests += 1
@@ -66,11 +73,12 @@ class Exchange:
     # Steps a protocol may replace
 
     def start(self) -> None:
-        now = self._started_at
+        now = self._loop.time()
         decision = self.schedule(now)
         if decision.reject is not None or decision.decode is None:
             self.reject(decision.reject)
         else:
+            self.services.cluster.book.sent(self.view, decision, now)
             self.send_answer(decision.decode, now)
 
     def answer_body(self) -> bytes:
@@ -92,7 +100,21 @@ class Exchange:
 
     def schedule(self, now: float) -> Decision:
         services = self.services
-        return services.scheduler.schedule(self.view, services.cluster.view(now), now)
+        view = services.cluster.view(now)
+        if self.request.path in GENERATES and not services.cluster.separates_prefill:
+            return services.scheduler.schedule(self.view, view, now)
+        # No prompt to prefill elsewhere: any engine that answers clients will do.
+        return decision_of(services.scheduler.choose_decode(self.view, view, now))
+
+    def schedule_again(self, now: float) -> Decision:
+        """Another instance for the answering leg."""
+        return self.schedule(now)
+
+    def resent(self, decision: Decision, now: float) -> None:
+        """The answering leg moves as `schedule_again` said."""
+        book = self.services.cluster.book
+        book.ended(self.view.request_id, now)
+        book.sent(self.view, decision, now)
 
     def send(self, owner: LegOwner, state: InstanceState, body: bytes, now: float) -> Leg:
         """A leg to the instance with the client's head and this body."""
@@ -124,21 +146,32 @@ class Exchange:
     def _relay(self, leg: Leg) -> None:
         client = self._client
         extra = b"" if leg.header(b"x-request-id") else self._id_line
+        write: Callable[[bytes], object] = client.write
+        if self.view.prompt_tokens and (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
+            self._meter = AnswerMeter(write, self._first_token)
+            write = self._meter.write
         if self.request.is_http_1_0:
-            leg.relay_body(client.write, extra)
+            leg.relay_body(write, extra)
         else:
             if client.closes_after_response and leg.keep_alive:
                 extra += b"connection: close\r\n"
                 leg.keep_alive = False
-            leg.relay(client.write, extra)
+            leg.relay(write, extra)
         if client.write_paused:
             leg.pause()
 
     def leg_ended(self, leg: Leg) -> None:
         closes = self.request.is_http_1_0 or not leg.keep_alive
         self.services.metrics.leg_over(self._instance, leg.status)
-        self._settle(leg.status)
+        output_tokens = 0
+        if self.view.prompt_tokens and leg.status < 300:
+            num_events = self._meter.num_events if self._meter is not None else 0
+            output_tokens = count_output_tokens(leg.last_data, num_events)
+        self._settle(leg.status, output_tokens)
         self._client.finish(close=closes)
+
+    def _first_token(self) -> None:
+        self.services.cluster.book.first_token(self.view.request_id, self._loop.time())
 
     def leg_lost(self, leg: Leg) -> None:
         assert self._instance is not None
@@ -163,12 +196,13 @@ class Exchange:
         """Sends the request to another instance, if there is one and time left."""
         assert self._instance is not None
         self.exclude(self._instance)
-        choice = self.services.scheduler.choose_decode(self.view, self.services.cluster.view(now), now)
-        if choice.instance is None or not self.may_retry(now):
+        decision = self.schedule_again(now)
+        if decision.reject is not None or decision.decode is None or not self.may_retry(now):
             return False
         self.services.metrics.retries["answer", reason] += 1
         leg.cancel()
-        self.send_answer(choice.instance, now)
+        self.resent(decision, now)
+        self.send_answer(decision.decode, now)
         return True
 
     def exclude(self, instance: Instance) -> None:
@@ -177,7 +211,7 @@ class Exchange:
     def log_failure(self, instance: Instance, reason: str) -> None:
         logger.warning(
             "leg failed",
-            extra={"instance": instance.url, "request_id": self.view.request_id, "reason": reason},
+            extra={"instance": instance.url, "request_id": self.shown_id, "reason": reason},
         )
 
     def _break_off(self, leg: Leg, reason: str) -> None:
@@ -195,11 +229,11 @@ class Exchange:
 
     # Ends
 
-    def _settle(self, status: int) -> None:
-        """Once a request, whatever its end."""
-        self.services.metrics.finished(
-            self.request.path, status, self._started_at, self._first_byte_at, self._loop.time()
-        )
+    def _settle(self, status: int, output_tokens: int = 0) -> None:
+        """Once a request, whatever its end. `output_tokens`: of a complete answer, 0 when not counted."""
+        now = self._loop.time()
+        self.services.metrics.finished(self.request.path, status, self._started_at, self._first_byte_at, now)
+        self.services.cluster.book.ended(self.view.request_id, now, output_tokens)
         self.settled(status)
 
     def pass_on(self, leg: Leg) -> None:
@@ -271,3 +305,11 @@ class Exchange:
         else:
             self.give_up(504, f"the engine at {instance.url} {reason}")
         leg.cancel()
+
+
+def decision_of(decode: Choice) -> Decision:
+    """Of a choice made in the answering pool alone: nobody prefills for it."""
+    reject = None
+    if decode.instance is None:
+        reject = Rejection(RejectReason.NO_INSTANCE, detail="no engine that could answer is left")
+    return Decision(None, decode.instance, None, reject, 0.0, decode.predicted_ms, None, decode)

@@ -88,4 +88,5 @@ class Prefill:
             self._listener.prefill_failed(failure, leg)
             return
         services.metrics.retries["prefill", reason] += 1
+        services.cluster.book.prefill_moved(exchange.view.request_id, choice, now)
         self.start(choice.instance, now)

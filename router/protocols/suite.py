@@ -14,11 +14,12 @@ as the prefill engine commits them (design: "layer-wise streaming"). So the pref
 
 import msgspec
 
+from router.core.decision import Decision
 from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
-from router.protocols.base import Exchange, Services
+from router.protocols.base import Exchange, Services, decision_of
 from router.protocols.bodies import Fields, prefill_fields, read_fields, with_transfer_params, write_fields
 from router.protocols.prefill import Prefill, PrefillFailure
 
@@ -53,16 +54,26 @@ class SuiteExchange(Exchange):
             self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
             return
         now = self.now()
-        decision = self.schedule(now)
+        services = self.services
+        decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
         if decision.reject is not None or decision.decode is None:
             self.reject(decision.reject)
             return
+        services.cluster.book.sent(self.view, decision, now)
         if decision.prefill is None:
-            self.services.metrics.decode_only += 1  # no prefill instance: slower, but served
+            services.metrics.decode_only += 1  # no prefill instance: slower, but served
         else:
             self._prefill = Prefill(self, self, self._body_for("prefill", prefill_fields(self._fields)))
             self._prefill.start(decision.prefill, now)
         self.send_answer(decision.decode, now)
+
+    def schedule_again(self, now: float) -> Decision:
+        services = self.services
+        return decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
+
+    def resent(self, decision: Decision, now: float) -> None:
+        assert decision.decode_choice is not None
+        self.services.cluster.book.decode_moved(self.view.request_id, decision.decode_choice, now)
 
     def answer_body(self) -> bytes:
         return self.request.body if self._prefill is None else self._body_for("decode", self._fields)
@@ -78,7 +89,19 @@ class SuiteExchange(Exchange):
     # PrefillListener
 
     def prefilled(self, leg: Leg) -> None:
-        pass
+        services, now = self.services, self.now()
+        services.cluster.book.first_token(self.view.request_id, now)
+        if self.has_answer or self._decode_state is None:
+            return
+        view = services.cluster.view(now)
+        wanted = self._decode_state.instance_id
+        state = next((one for one in view.decode if one.instance_id == wanted), None)
+        if state is None:
+            return
+        rejection = services.scheduler.after_prefill(self.view, state, view, now)
+        if rejection is not None:
+            self.cancel_answer()
+            self.reject(rejection)
 
     def prefill_failed(self, failure: PrefillFailure, leg: Leg) -> None:
         if self.has_answer:
@@ -87,6 +110,7 @@ class SuiteExchange(Exchange):
             self.pass_on(leg)
             return
         self.services.metrics.decode_only += 1
+        self.services.cluster.book.prefill_failed(self.view.request_id, self.now())
         if failure is PrefillFailure.NEVER_RAN and self._decode_state is not None:
             self._prefill = None
             self.cancel_answer()

@@ -17,5 +17,6 @@ class RoundRobin:
         if not pool:
             return EMPTY_POOL
         instance = pool[self._turn % len(pool)]
-        self._turn += 1
+        if not request.excluded:  # a retry takes nobody's turn: else one dead engine of two gets them all
+            self._turn += 1
         return Choice(instance, "round_robin")

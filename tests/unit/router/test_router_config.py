@@ -12,6 +12,7 @@ from router.config import RouterConfig
 from router.core.view import Role
 from router.discovery import StaticDiscovery
 from router.instance import InstanceSpec, parse_instance_url
+from router.kv_events.source import EventSource
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -141,3 +142,41 @@ def test_an_unknown_protocol_or_policy_is_refused_before_listening() -> None:
 def test_urls() -> None:
     assert parse_instance_url("http://host") == ("host", 80)
     assert parse_instance_url("127.0.0.1:8000") == ("127.0.0.1", 8000)
+
+
+def test_event_sources() -> None:
+    config, _ = read_config(
+        [
+            "--worker-urls",
+            "a:1",
+            "http://b:2",
+            "--kv-events",
+            "http://a:1=tcp://a:5557,tcp://a:5558",
+            "--kv-event-source",
+            "b:2=@tcp://[::1]:5559",
+            "--store-kv-events",
+            "ipc:///run/store",
+        ]
+    )
+    assert config.event_sources() == {
+        "http://a:1": EventSource("tcp://a:5557", "tcp://a:5558"),
+        "http://b:2": EventSource("@tcp://[::1]:5559"),
+    }
+    assert config.event_sources()["http://b:2"].host == "::1"
+    assert config.store_sources() == [EventSource("ipc:///run/store")]
+    assert config.store_sources()[0].host == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("tcp://a:5557", "URL=ENDPOINT"),
+        ("a:1=a:5557", "write tcp://HOST:PORT"),
+        ("a:1=tcp://a:5557,", "write tcp://HOST:PORT"),
+        ("a:1=tcp://a:5557,@tcp://a:5558", "drop its @"),
+        ("c:1=tcp://a:5557", "none of the engines"),
+    ],
+)
+def test_mistakes_in_event_sources(value: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--worker-urls", "a:1", "--kv-events", value]) == 2
+    assert complaint in capsys.readouterr().err

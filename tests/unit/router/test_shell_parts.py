@@ -9,7 +9,10 @@ from kvcore.logs import JsonFormatter, TextFormatter
 from router.breaker import BreakerConfig
 from router.cluster import Cluster
 from router.config import HealthConfig
-from router.core.view import Role
+from router.core.cluster_book import ClusterBook
+from router.core.decision import Decision
+from router.core.settings import Settings
+from router.core.view import InstanceState, RequestView, Role
 from router.endpoints import key_is_known
 from router.health import Streak
 from router.http.response import Response, error_response, stream_error_event
@@ -19,7 +22,8 @@ from router.metrics import Histogram, RouterMetrics, exposition
 
 
 def make_cluster() -> Cluster:
-    return Cluster(breaker=BreakerConfig(), upstream_idle_timeout_s=1, connect_timeout_s=1)
+    book = ClusterBook(Settings())
+    return Cluster(book, breaker=BreakerConfig(), upstream_idle_timeout_s=1, connect_timeout_s=1)
 
 
 def specs(**roles: Role) -> list[InstanceSpec]:
@@ -76,7 +80,7 @@ def test_every_family_is_in_the_exposition() -> None:
     cluster.apply(specs(a=Role.PREFILL))
     metrics = RouterMetrics()
     metrics.retries["answer", "lost"] += 2
-    text = exposition(metrics, cluster).decode()
+    text = exposition(metrics.families(cluster)).decode()
     assert 'mooncake_router_instance_in_flight{instance="http://a:1",role="prefill"} 0.0' in text
     assert 'mooncake_router_retries_total{leg="answer",reason="lost"} 2.0' in text
     assert "mooncake_router_decode_only_total 0.0" in text
@@ -85,7 +89,8 @@ def test_every_family_is_in_the_exposition() -> None:
 def test_the_view_holds_available_instances_with_their_load() -> None:
     cluster = make_cluster()
     cluster.apply(specs(p=Role.PREFILL, d=Role.DECODE, e=Role.DECODE))
-    cluster.instances["http://d:1"].in_flight = 3
+    for number in range(3):
+        cluster.book.sent(RequestView(f"r{number}"), Decision(decode=InstanceState("http://d:1")), 0.0)
     cluster.instances["http://e:1"].health = Health.DOWN
     view = cluster.view(0.0)
     assert [i.instance_id for i in view.prefill] == ["http://p:1"]

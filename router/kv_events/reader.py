@@ -1,0 +1,98 @@
+"""All publishers of KV events: one subscriber for each engine that is there, and for each store."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+import zmq
+
+from router.cluster import Cluster
+from router.core.event_feed import EventFeed
+from router.core.prefix_index import PrefixIndex
+from router.instance import Health
+from router.kv_events.source import EventSource
+from router.kv_events.subscriber import Subscriber
+
+# Between two slices of tidying after workers that left: a few percent of one core.
+_TIDY_PAUSE_S = 0.01
+
+
+class _Follower:
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.subscriber = subscriber
+        self.is_lost = False
+
+
+class EventReader:
+    """On the event loop's thread. `by_engine`: sources by engine URL; `stores`: those of store nodes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: PrefixIndex,
+        by_engine: Mapping[str, EventSource],
+        stores: Sequence[EventSource],
+    ) -> None:
+        self._cluster = cluster
+        self._index = index
+        self._by_engine = by_engine
+        self._stores = stores
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._followers: dict[tuple[str, int], _Follower] = {}
+        self._store_followers: list[_Follower] = []
+        self._tidying: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Before the first engine joins, for engines find the store node of their host then."""
+        for source in self._stores:
+            worker = self._cluster.add_store_node(f"store {source.endpoint}", source.host)
+            self._store_followers.append(self._follow(source, worker))
+
+    def watch(self) -> None:
+        """To be called after each change of the cluster."""
+        present = {
+            (url, worker): source
+            for url, source in self._by_engine.items()
+            if url in self._cluster.instances and (worker := self._cluster.book.worker_of(url)) is not None
+        }
+        for gone in self._followers.keys() - present.keys():
+            self._followers.pop(gone).subscriber.close()
+        for key, source in present.items():
+            if key not in self._followers:
+                self._followers[key] = self._follow(source, key[1])
+
+    def _follow(self, source: EventSource, worker: int) -> _Follower:
+        follower = _Follower(Subscriber(self._context, source, EventFeed(self._index, worker)))
+        follower.subscriber.start()
+        return follower
+
+    def sweep(self) -> None:
+        """Once in a while: engines that went down or came back, and what they left in the index."""
+        for (url, _), follower in self._followers.items():
+            instance = self._cluster.instances.get(url)
+            is_down = instance is None or instance.health is Health.DOWN
+            if is_down and not follower.is_lost:
+                follower.subscriber.lost()
+            elif follower.is_lost and not is_down:
+                follower.subscriber.found_again()
+            follower.is_lost = is_down
+        if self._tidying is None:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        if self._index.sweep():
+            self._tidying = asyncio.get_running_loop().call_later(_TIDY_PAUSE_S, self._tidy)
+
+    def subscribers(self) -> Iterable[tuple[str, Subscriber]]:
+        """(engine URL or endpoint of a store, subscriber)."""
+        for (url, _), follower in self._followers.items():
+            yield url, follower.subscriber
+        for follower in self._store_followers:
+            yield follower.subscriber.source.endpoint, follower.subscriber
+
+    async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+        for _, subscriber in list(self.subscribers()):
+            subscriber.close()
+        await asyncio.to_thread(self._context.term)
