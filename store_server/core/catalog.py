@@ -1,6 +1,5 @@
 """Key to object, and a way to page through all of them."""
 
-from collections.abc import Iterable
 from itertools import count
 
 from kvcore.errors import RequestRefused
@@ -13,13 +12,12 @@ _POSITION_BITS = 40
 
 
 class Catalog:
-    """The objects that can be found, reserved and sealed. `by_key` and `unsealed`, the keys of
-    those that are still being written, may be read by anyone and are changed only here. `policy_bytes_per_object`: what an object costs the eviction policy."""
+    """The objects that can be found, reserved and sealed. `by_key` may be read by anyone and is changed only
+    here. `policy_bytes_per_object`: what an object costs the eviction policy."""
 
     def __init__(self, policy_bytes_per_object: int) -> None:
         self._bytes_per_object = METADATA_BYTES_PER_OBJECT + policy_bytes_per_object
         self.by_key: dict[bytes, StoredObject] = {}
-        self.unsealed: set[bytes] = set()
         self.metadata_bytes = 0
         # A page is a slice of a snapshot: walking a dict that changes between pages would skip keys, and
         # finding the place again would cost O(n) for each page.
@@ -28,16 +26,10 @@ class Catalog:
 
     def add(self, obj: StoredObject) -> None:
         self.by_key[obj.key] = obj
-        self.unsealed.add(obj.key)
         self.metadata_bytes += self.bytes_of(obj)
-
-    def sealed(self, objects: Iterable[StoredObject]) -> None:
-        for obj in objects:
-            self.unsealed.discard(obj.key)
 
     def remove(self, obj: StoredObject) -> None:
         del self.by_key[obj.key]
-        self.unsealed.discard(obj.key)
         self.metadata_bytes -= self.bytes_of(obj)
 
     def bytes_of(self, obj: StoredObject) -> int:
