@@ -106,15 +106,18 @@ class ClusterBook:
         """A decision was carried out. When the request is sent anew, `ended` comes first."""
         prefiller = decision.prefill or decision.decode
         assert prefiller is not None and decision.decode is not None
-        expected = self.history.expected_tokens(request.tenant, request.prompt_tokens, request.max_tokens)
+        expected = 0.0
+        if request.prompt_tokens:  # else nobody predicts anything from it: 2 us less a request
+            expected = self.history.expected_tokens(request.tenant, request.prompt_tokens, request.max_tokens)
         done_at, placement = now, None
         choice = decision.prefill_choice
         if choice is not None:
             done_at, placement = self._prefill_sent(request, prefiller, choice, now)
         self._decode_sent(request, decision.decode, decision.tbt_ms, int(expected), now)
-        self.forecast.add(
-            request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
-        )
+        if expected:
+            self.forecast.add(
+                request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
+            )
         prefill_on = prefiller.instance_id if choice is not None else ""
         self._requests[request.request_id] = _Request(
             request, prefill_on, decision.decode.instance_id, placement

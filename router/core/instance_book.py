@@ -60,6 +60,7 @@ class InstanceBook:
         self._tbt_correction = Correction()
         self._prefills: OrderedDict[str, _Prefill] = OrderedDict()
         self._decodes: dict[str, _Decode] = {}
+        self._num_legs = 0
         self._pending_ms = 0.0
         self._own_free_at = 0.0
         self._last_done_at = 0.0
@@ -74,7 +75,7 @@ class InstanceBook:
     @property
     def num_legs(self) -> int:
         """Requests of ours on it; one that prefills and decodes here counts once."""
-        return len(self._prefills.keys() | self._decodes.keys())
+        return self._num_legs
 
     def state(self, now: float) -> InstanceState:
         """Remade only when something has changed."""
@@ -101,6 +102,8 @@ class InstanceBook:
 
     def prefill_sent(self, request_id: str, model_ms: float, now: float) -> float:
         """`model_ms`: predicted, before this instance's scale. Returns when it should be done."""
+        if request_id not in self._prefills and request_id not in self._decodes:
+            self._num_legs += 1
         predicted_ms = model_ms * self._prefill_correction.scale
         self._prefills[request_id] = _Prefill(now, predicted_ms, model_ms)
         self._pending_ms += predicted_ms
@@ -114,6 +117,8 @@ class InstanceBook:
         prefill = self._prefills.pop(request_id, None)
         if prefill is None:
             return
+        if request_id not in self._decodes:
+            self._num_legs -= 1
         # Prefills sent while others ran began when those were done.
         if completed:
             began_at = max(prefill.sent_at, self._last_done_at)
@@ -126,6 +131,8 @@ class InstanceBook:
     def decode_sent(self, request_id: str, kv_tokens: int, model_tbt_ms: float, now: float) -> None:
         """`kv_tokens`: what its KV cache will hold at its end, reserved from now on."""
         self.decode_ended(request_id, now, 0)
+        if request_id not in self._prefills:
+            self._num_legs += 1
         self._decodes[request_id] = _Decode(now, kv_tokens, now, model_tbt_ms)
         self._own_kv_tokens += kv_tokens
         self._state = None
@@ -140,6 +147,8 @@ class InstanceBook:
         decode = self._decodes.pop(request_id, None)
         if decode is None:
             return
+        if request_id not in self._prefills:
+            self._num_legs -= 1
         if output_tokens > 1:
             tbt_ms = (now - decode.started_at) * 1e3 / (output_tokens - 1)
             self._tbt_correction.measured(tbt_ms, decode.model_tbt_ms)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvcore.wire.events import BlockStored
 from router.core.block_hash import block_hashes
 from router.core.cluster_book import ClusterBook
-from router.core.decision import Transfer
+from router.core.decision import Choice, Transfer
 from router.core.instance_book import InstanceBook, LoadReport
 from router.core.policies import make_policy
 from router.core.prefix_index import PrefixIndex
@@ -319,3 +319,55 @@ def test_counters_return_to_zero_whatever_happens(actions: list[tuple[str, int, 
         assert state.backlog_ms == 0
         assert state.queue_ms(now) == 0
     assert (book.num_requests, len(book.forecast)) == (0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ps", "pe", "ds", "de"]), st.sampled_from("abc")),
+        max_size=40,
+    )
+)
+def test_legs_are_counted_once_whatever_the_order(steps: list[tuple[str, str]]) -> None:
+    book = InstanceBook("i")
+    prefills: set[str] = set()
+    decodes: set[str] = set()
+    for step, request_id in steps:
+        if step == "ps":
+            book.prefill_sent(request_id, 1.0, now=0.0)
+            prefills.add(request_id)
+        elif step == "pe":
+            book.prefill_ended(request_id, now=0.0, completed=False)
+            prefills.discard(request_id)
+        elif step == "ds":
+            book.decode_sent(request_id, 1, 1.0, now=0.0)
+            decodes.add(request_id)
+        else:
+            book.decode_ended(request_id, now=0.0, output_tokens=0)
+            decodes.discard(request_id)
+        assert book.num_legs == book.state(0.0).in_flight_requests == len(prefills | decodes)
+
+
+class TestMoves:
+    """A leg that failed goes to another instance."""
+
+    def test_a_prefill_moves_and_its_decode_stays(self) -> None:
+        cluster = Cluster()
+        p, d = cluster.send("r", 0.0)
+        other = next(i for i in ("p0", "p1") if i != p)
+        state = next(i for i in cluster.book.view(0.0).prefill if i.instance_id == other)
+        cluster.book.prefill_moved("r", Choice(state, "retry", compute_ms=100.0), now=0.1)
+        loads = cluster.in_flight(0.1)
+        assert (loads[p], loads[other], loads[d]) == (0, 1, 1)
+        cluster.book.ended("r", 0.2)
+        assert set(cluster.in_flight(0.2).values()) == {0}
+
+    def test_a_decode_moves_and_its_prefill_stays(self) -> None:
+        cluster = Cluster()
+        p, d = cluster.send("r", 0.0)
+        other = next(i for i in ("d0", "d1") if i != d)
+        state = next(i for i in cluster.book.view(0.0).decode if i.instance_id == other)
+        cluster.book.decode_moved("r", Choice(state, "retry", predicted_ms=20.0), now=0.1)
+        loads = cluster.in_flight(0.1)
+        assert (loads[p], loads[d], loads[other]) == (1, 0, 1)
+        cluster.book.ended("r", 0.2)
+        assert set(cluster.in_flight(0.2).values()) == {0}
