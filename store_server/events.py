@@ -43,7 +43,6 @@ MEDIA = {Tier.DRAM: Medium.CPU, Tier.SSD: Medium.DISK, Tier.REMOTE: Medium.EXTER
 _FLUSH_DELAY_S = 0.01
 _KEYS_PER_EVENT = 4096
 _EVENTS_PER_BATCH = 16  # of those that tell what a restarted store still holds
-_REPLAY_SLICE = 64  # batches sent to a late subscriber before others get their turn
 _SLOW_PEER_PAUSE_S = 0.01
 _SLOW_PEER_LIMIT_S = 30.0
 _SEND_QUEUE_BATCHES = 100_000
@@ -179,11 +178,10 @@ class EventPublisher:
         self.flush()
         self._num_replays += 1
         topic = self._config.topic
-        for number, (seq, payload) in enumerate(self._history(first_seq)):
+        for seq, payload in self._history(first_seq):
             if not await self._send(replayed_frames(peer, topic, seq, payload)):
                 return
-            if number % _REPLAY_SLICE == _REPLAY_SLICE - 1:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a batch may be large, and clients come first
         await self._send(replay_end_frames(peer))
 
     def _history(self, first_seq: int) -> Iterable[tuple[int, bytes]]:
