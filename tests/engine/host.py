@@ -24,12 +24,15 @@ class EngineHolder:
     # ---- commands
 
     def start(self, engine: dict[str, Any], transfer: dict[str, Any] | None) -> dict[str, Any]:
-        """Replaces the engine. `transfer` is vLLM's --kv-transfer-config, None for a plain engine."""
+        """Replaces the engine. `transfer` is vLLM's --kv-transfer-config, None for a plain engine; `engine` may
+        hold a --kv-events-config."""
         import vllm
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVEventsConfig, KVTransferConfig
 
         self.stop()
         config = KVTransferConfig(**transfer) if transfer else None
+        if events := engine.pop("kv_events_config", None):
+            engine["kv_events_config"] = KVEventsConfig(**events)
         self.llm = vllm.LLM(kv_transfer_config=config, **engine)
         self.totals.clear()
         self.num_preemptions = 0

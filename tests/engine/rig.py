@@ -117,10 +117,12 @@ class EngineHost:
 class StoreProcess:
     """A mooncake-store on a port of its own, which it keeps over kills and restarts."""
 
-    def __init__(self, directory: Path, pool_size: str = "256mb") -> None:
+    def __init__(self, directory: Path, *flags: str, pool_size: str = "256mb") -> None:
+        """`flags`: more of those of `mooncake-store serve`."""
         self.directory = directory
         self.port = free_port()
         self.pool_size = pool_size
+        self.flags = flags
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -143,6 +145,7 @@ class StoreProcess:
                     *(sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"),
                     *("--port", str(self.port), "--admin-port", str(free_port())),
                     *("--pool-size-bytes", self.pool_size, "--ready-file", str(ready_file)),
+                    *self.flags,
                 ],
                 stdout=log,
                 stderr=log,
