@@ -24,8 +24,8 @@ class EngineHolder:
     # ---- commands
 
     def start(self, engine: dict[str, Any], transfer: dict[str, Any] | None) -> dict[str, Any]:
-        """Replaces the engine. `transfer` is vLLM's --kv-transfer-config, None for a plain engine; `engine` may
-        hold a --kv-events-config."""
+        """Replaces the engine. `transfer` is vLLM's --kv-transfer-config, None for a plain engine; `engine`
+        may hold a --kv-events-config."""
         import vllm
         from vllm.config import KVEventsConfig, KVTransferConfig
 
