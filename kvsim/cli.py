@@ -17,9 +17,10 @@ from kvcore.errors import ConfigError, KVError
 from kvsim.cluster import Cluster
 from kvsim.config import SimConfig
 from kvsim.hit_rate import HitRate, hit_rate, hit_rates
+from kvsim.paper import FIGURES, Figure, Traces
 from kvsim.planning import smallest_cluster
 from kvsim.recorded import write_lines
-from kvsim.report import COLUMNS, row, write_report
+from kvsim.report import COLUMNS, row, write_figure, write_report
 from kvsim.runs import Result, load_trace, simulate, simulate_many
 from kvsim.settings_paths import comparison, configure, parse_assignment, variants
 from kvsim.trace import read_trace
@@ -33,6 +34,7 @@ Replays a trace of requests through the router's own core on a simulated cluster
   mooncake-sim sweep configs/sim/mooncake.toml --trace TRACE.jsonl --vary trace.speed=1,2,3
   mooncake-sim plan configs/sim/mooncake.toml --trace TRACE.jsonl         the smallest that keeps the SLO
   mooncake-sim hit-rate TRACE.jsonl                                       caches alone, by capacity
+  mooncake-sim paper all --conversation C.jsonl --synthetic S.jsonl       the paper's figures, ours beside
 """
 REPORT_CAPACITIES_BLOCKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 
@@ -83,6 +85,15 @@ def make_parser() -> argparse.ArgumentParser:
     rates.add_argument("--capacities", default="1000,10000,30000,50000", help="blocks (default: %(default)s)")
     rates.add_argument("--policies", default="lru", help="eviction policies (default: %(default)s)")
     rates.add_argument("--warmup-share", type=float, default=0.0, help="requests that only fill the cache")
+    paper = command("paper", _paper, "draw figures of the Mooncake papers again", None)
+    paper.add_argument(
+        "figure", choices=["all", *FIGURES], metavar="FIGURE", help=f"all, {', '.join(FIGURES)}"
+    )
+    paper.add_argument("--conversation", required=True, metavar="FILE", help="conversation_trace.jsonl")
+    paper.add_argument("--synthetic", required=True, metavar="FILE", help="synthetic_trace.jsonl")
+    paper.add_argument(
+        "--end-s", type=float, default=0.0, help="only so much of each trace, for a quick look"
+    )
     return parser
 
 
@@ -167,6 +178,34 @@ def _rate_cells(rate: HitRate) -> tuple[str, ...]:
         f"{rate.of_blocks:.4f}",
         f"{rate.of_tokens:.4f}",
     )
+
+
+def _paper(options: argparse.Namespace) -> None:
+    traces = Traces(options.conversation, options.synthetic, options.end_s)
+    names = list(FIGURES) if options.figure == "all" else [options.figure]
+    missed = 0
+    for name in names:
+        figure = FIGURES[name](traces, lambda configs: _many(configs, options.processes))
+        missed += sum(not claim.holds for claim in figure.claims)
+        if options.json:
+            print(msgspec.json.encode(msgspec.structs.replace(figure, plots={})).decode())
+        else:
+            _print_figure(figure)
+        if options.out is not None:
+            write_figure(options.out, figure)
+    if missed:
+        raise ConfigError(f"{missed} of the papers' shapes did not come out (see above)")
+
+
+def _print_figure(figure: Figure) -> None:
+    table = Table("", "paper", "ours", title=figure.title, title_justify="left")
+    for line in figure.rows:
+        table.add_row(line.what, line.paper, line.ours)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    for claim in figure.claims:
+        print(f"  {'holds ' if claim.holds else 'MISSED'}  {claim.text}")
+    console.print(figure.words + "\n")
 
 
 def _many(configs: Sequence[SimConfig], processes: int) -> list[Result]:

@@ -14,6 +14,7 @@ from kvsim.block_cache import BlockCache
 from kvsim.config import SimConfig
 from kvsim.coupled_node import CoupledNode
 from kvsim.decode_node import DecodeNode
+from kvsim.elastic_node import ElasticNode
 from kvsim.job import Job, Outcome, jobs_of
 from kvsim.metrics import LoadSeries, Summary, summarize
 from kvsim.network import Link, Network
@@ -56,7 +57,7 @@ class Cluster:
         uses = Counter(hash_id for request in trace.requests for hash_id in request.hash_ids)
         self._hot_keys: dict[int, bytes] = {hash_id: b"" for hash_id, _ in uses.most_common(HOT_BLOCKS)}
         self._network = Network(self.agenda, config.engine.nic_latency_ms)
-        self._links: list[Link] = []
+        self._egress: dict[str, Link] = {}
         self.prefill: dict[str, PrefillNode] = {}
         self.decode: dict[str, DecodeNode | CoupledNode] = {}
         self._ingress: dict[str, Link] = {}
@@ -100,7 +101,7 @@ class Cluster:
             self.series,
             ttft_slo_ms=config.slo.ttft_ms,
             tbt_slo_ms=config.slo.tbt_ms,
-            transferred_bytes=sum(link.sent_bytes for link in self._links),
+            transferred_bytes=sum(link.sent_bytes for link in self._egress.values()),
             prefill_utilisation=prefill_ms / 1e3 / duration_s / max(len(self.prefill), 1),
             decode_utilisation=decode_ms / 1e3 / duration_s / len(self.decode),
             duration_s=duration_s,
@@ -123,15 +124,20 @@ class Cluster:
             return BlockCache(spec.eviction_policy, dram_blocks, ssd_blocks)
 
         store_worker = self.book.add_store_node("store") if is_global else -1
+        is_shared, store_node = spec.cache_scope == "pool", "store" if is_global else ""
         workers = [
-            self.book.add_instance(
-                name,
-                Role.PREFILL,
-                is_shared=spec.cache_scope == "pool",
-                store_node="store" if is_global else "",
-            )
+            self.book.add_instance(name, Role.PREFILL, is_shared=is_shared, store_node=store_node)
             for name in names
         ]
+        decoders = [f"d{n}" for n in range(spec.decode_nodes)]
+        decode_workers = [
+            self.book.add_instance(
+                name, Role.DECODE, kv_capacity_tokens=engine.kv_capacity_tokens, is_shared=is_shared
+            )
+            for name in decoders
+        ]
+        if spec.decode_chunk_tokens:
+            workers += decode_workers
         if self.index is not None and is_global:
             self._storage = GlobalStorage(new_cache(), self.index, store_worker)
         elif self.index is not None:
@@ -150,18 +156,31 @@ class Cluster:
                 self._prefill_began,
                 self._prefilled,
             )
-            self._links.append(node.egress)
-        for n in range(spec.decode_nodes):
-            name = f"d{n}"
-            self.book.add_instance(name, Role.DECODE, kv_capacity_tokens=engine.kv_capacity_tokens)
-            self.decode[name] = DecodeNode(
-                self.agenda,
-                engine.decode_model(),
-                engine.kv_capacity_tokens,
-                engine.max_batch_requests,
-                self._ended,
-            )
+            self._egress[name] = node.egress
+        for number, name in enumerate(decoders, start=len(names)):
             self._ingress[name] = Link(engine.nic_bytes_per_s)
+            if spec.decode_chunk_tokens:
+                elastic = self.decode[name] = ElasticNode(
+                    number,
+                    self.agenda,
+                    self._network,
+                    self._storage,
+                    engine,
+                    self.trace.block_size_tokens,
+                    spec.decode_chunk_tokens,
+                    self._transfer_over,
+                    self._first_token,
+                    self._ended,
+                )
+                self._egress[name] = elastic.egress
+            else:
+                self.decode[name] = DecodeNode(
+                    self.agenda,
+                    engine.decode_model(),
+                    engine.kv_capacity_tokens,
+                    engine.max_batch_requests,
+                    self._ended,
+                )
 
     def _add_coupled_nodes(self) -> None:
         spec, engine = self.config.cluster, self.config.engine
@@ -203,21 +222,33 @@ class Cluster:
         self._under_way += 1
         self.book.sent(job.view, decision, now)
         if decision.prefill is None:
-            node = self.decode[decision.decode.instance_id]
-            assert isinstance(node, CoupledNode)
+            self._submit_to_decode(job, decision.decode.instance_id, now)
+        else:
+            self.prefill[decision.prefill.instance_id].submit(job, self._transfer_source(job), now)
+
+    def _submit_to_decode(self, job: Job, name: str, now: float) -> None:
+        node = self.decode[name]
+        assert isinstance(node, CoupledNode)
+        if isinstance(node, ElasticNode):
+            node.submit_prompt(job, self._transfer_source(job), self._ingress[name], now)
+        else:
             node.submit(job, now)
-            return
-        source = None
-        if decision.transfer is not None:
-            source = self.prefill.get(decision.transfer.source)
-            self.book.transfer_started(decision.transfer)
-        self.prefill[decision.prefill.instance_id].submit(job, source, now)
+
+    def _transfer_source(self, job: Job) -> Link | None:
+        transfer = job.decision.transfer
+        if transfer is None:
+            return None
+        self.book.transfer_started(transfer)
+        return self._egress[transfer.source]
 
     def _prefill_began(self, job: Job, now: float) -> None:
-        if job.decision.transfer is not None:
-            self.book.transfer_ended(job.decision.transfer)
+        self._transfer_over(job)
         if self.config.cluster.layerwise:
             self._send_to_decode(job)
+
+    def _transfer_over(self, job: Job) -> None:
+        if job.decision.transfer is not None:
+            self.book.transfer_ended(job.decision.transfer)
 
     def _send_to_decode(self, job: Job) -> None:
         assert job.decision.prefill is not None and job.decision.decode is not None
@@ -257,7 +288,7 @@ class Cluster:
         if job.handed_over == 2 and job.outcome.is_served and job.request.output_tokens > 1:
             assert job.decision.decode is not None
             node = self.decode[job.decision.decode.instance_id]
-            assert isinstance(node, DecodeNode)
+            assert isinstance(node, (DecodeNode, ElasticNode))
             node.join(job, now)
 
     def _first_token(self, job: Job, now: float) -> None:

@@ -50,6 +50,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = "pool"
     eviction_policy: str = "lru"
+    decode_chunk_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="token budget of a decode node's step when it may prefill as well; 0: it never does",
+        ),
+    ] = 0
     layerwise: Annotated[bool, Meta(description="KV is loaded and sent while layers compute")] = True
     coupled_prefix_caching: Annotated[bool, Meta(description="coupled nodes keep KV in their GPUs")] = True
     coupled_chunk_tokens: Annotated[
@@ -57,6 +64,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0
 
     def __post_init__(self) -> None:
+        if self.decode_chunk_tokens and (self.kind != "disaggregated" or self.cache_scope != "pool"):
+            raise ConfigError("decode_chunk_tokens needs kind = disaggregated and cache_scope = pool")
         if self.kind == "disaggregated" and self.prefill_nodes % self.prefill_group_nodes:
             raise ConfigError(
                 f"{self.prefill_nodes} prefill_nodes cannot be divided into groups of "
@@ -120,6 +129,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.structs.replace(
             self.scheduling,
             seed=self.scheduling.seed or self.seed,
+            decode_chunk_tokens=self.scheduling.decode_chunk_tokens or self.cluster.decode_chunk_tokens,
             ttft_slo_ms=self.scheduling.ttft_slo_ms or (self.slo.ttft_ms if has_admission else 0.0),
             tbt_slo_ms=self.scheduling.tbt_slo_ms or (self.slo.tbt_ms if has_admission else 0.0),
             prefill_model=prefill,

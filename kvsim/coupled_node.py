@@ -60,6 +60,10 @@ class CoupledNode:
 
     def submit(self, job: Job, now: float) -> None:
         self._waiting.append(job)
+        self.wake(job, now)
+
+    def wake(self, job: Job, now: float) -> None:
+        """`job` may begin: at once when nothing runs, else after the step under way."""
         if self._is_stepping:
             return
         if not len(self.batch):
@@ -69,6 +73,29 @@ class CoupledNode:
             if steps < self._run_steps:
                 self._plan(steps)
 
+    def leading(self, job: Job) -> int:
+        """Leading blocks of the prompt that need not be computed here."""
+        return self._cache.leading(job.keys)[0] if self._cache is not None else 0
+
+    def keep(self, job: Job) -> None:
+        """Its prompt has been computed."""
+        if self._cache is not None:
+            self._cache.keep(job.keys)
+
+    def next_prompt(self) -> Job | None:
+        """The one to be computed next, taken from those waiting; None when none may begin."""
+        if not self._waiting or not self._has_room(self._waiting[0]):
+            return None
+        return self._waiting.popleft()
+
+    def admit_arrived(self, now: float) -> None:
+        """Between two steps; for nodes that get requests prefilled elsewhere."""
+
+    def _fit_cache(self) -> None:
+        if self._cache is not None:
+            free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
+            self._cache.shrink(free_tokens // self._block_size_tokens)
+
     def _has_room(self, job: Job) -> bool:
         needed = self._reserved_tokens + job.final_kv_tokens
         return not self._reserved_tokens or (
@@ -76,15 +103,12 @@ class CoupledNode:
         )
 
     def _take(self) -> Job | None:
-        if not self._waiting or not self._has_room(self._waiting[0]):
+        job = self.next_prompt()
+        if job is None:
             return None
-        job = self._waiting.popleft()
         self._reserved_tokens += job.final_kv_tokens
-        held = 0
-        if self._cache is not None:
-            held = self._cache.leading(job.keys)[0]
-            free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
-            self._cache.shrink(free_tokens // self._block_size_tokens)
+        held = self.leading(job)
+        self._fit_cache()
         outcome, prompt_tokens = job.outcome, job.request.prompt_tokens
         outcome.hit_blocks = held
         outcome.hit_tokens = min(held * self._block_size_tokens, prompt_tokens - 1)
@@ -94,6 +118,7 @@ class CoupledNode:
 
     def _step(self, now: float) -> None:
         self._is_stepping = False
+        self.admit_arrived(now)
         if self._prefilling is None:
             self._prefilling = self._take()
         job = self._prefilling
@@ -130,8 +155,7 @@ class CoupledNode:
     def _prefilled(self, job: Job, now: float) -> None:
         self._prefilling = None
         job.first_token_at = now
-        if self._cache is not None:
-            self._cache.keep(job.keys)
+        self.keep(job)
         self._first_token(job, now)
         if job.request.output_tokens > 1:
             # It has not felt the prefills (its own among them) for which the others are still waiting.
@@ -163,6 +187,4 @@ class CoupledNode:
             self._reserved_tokens -= job.final_kv_tokens
             self.batch.close(job)
             self._ended(job, now)
-        if self._cache is not None:
-            free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
-            self._cache.shrink(free_tokens // self._block_size_tokens)
+        self._fit_cache()

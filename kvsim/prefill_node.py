@@ -54,13 +54,13 @@ class PrefillNode:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, job: Job, source: PrefillNode | None, now: float) -> None:
-        """`source`: the node from which the leading blocks of the job's transfer are copied first."""
+    def submit(self, job: Job, source: Link | None, now: float) -> None:
+        """`source`: where the leading blocks of the job's transfer are copied from first."""
         self._waiting.append(job)
         transfer = job.decision.transfer
         if source is not None and transfer is not None:
             missing = transfer.num_blocks - transfer.first_block
-            self._fetch(job, [source.egress, self.ingress], missing, transfer.num_blocks)
+            self._fetch(job, [source, self.ingress], missing, transfer.num_blocks)
         elif self._storage.is_remote and (held := self._storage.leading(self.number, job)[0]):
             self._fetch(job, [self.ingress], held, 0)
         self._next(now)

@@ -12,6 +12,7 @@ import msgspec
 from kvsim import plots
 from kvsim.hit_rate import HitRate
 from kvsim.metrics import Summary
+from kvsim.paper.base import Figure
 from kvsim.runs import Result
 
 Figures = dict[str, bytes]  # by file stem
@@ -111,6 +112,15 @@ def write_report(
     page = directory / "report.html"
     page.write_text(html_page(title, results, figures), encoding="utf-8")
     return page
+
+
+def write_figure(directory: Path, figure: Figure) -> None:
+    """NAME.json and its PNGs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for stem, content in figure.plots.items():
+        (directory / f"{stem}.png").write_bytes(content)
+    document = msgspec.json.encode(msgspec.structs.replace(figure, plots={}))
+    (directory / f"{figure.name}.json").write_bytes(msgspec.json.format(document) + b"\n")
 
 
 def html_page(title: str, results: Sequence[Result], figures: Figures) -> str:

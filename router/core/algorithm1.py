@@ -39,9 +39,11 @@ def select_prefill(
     prefill_model: PrefillModel,
     transfer_model: TransferModel,
     balancing_threshold: float,
+    compute_weight: float = 1.0,
 ) -> Choice:
     """The instance of `pool` (not empty) with the least predicted TTFT; of equals the first.
 
+    A `compute_weight` above 1 counts the computation so many times: it delays whoever comes next as well.
     `match` None: nothing is known of anybody's prefixes. An infinite `balancing_threshold` never transfers.
     """
     block_size, best_blocks = 1, 0
@@ -51,7 +53,8 @@ def select_prefill(
         own_prefixes = match.local_blocks_of(pool)
     candidates: list[Candidate] = []
     branches: dict[int, tuple[int, float, float]] = {}  # by own prefix, of which there are few
-    least_ms, chosen = math.inf, 0
+    least, least_ttft_ms, chosen = math.inf, math.inf, 0
+    extra_weight = compute_weight - 1.0
     for instance, own_blocks in zip(pool, own_prefixes, strict=True):
         queue_ms = (instance.prefill_free_at - now) * 1e3
         if queue_ms < instance.backlog_ms:
@@ -75,11 +78,13 @@ def select_prefill(
         if own_blocks and match is not None and match.has_slow_media:
             compute_ms = max(compute_ms, _local_load_ms(instance, match, block_size, transfer_model))
         ttft_ms = queue_ms + transfer_ms + compute_ms
-        if ttft_ms < least_ms:
-            least_ms = ttft_ms
+        cost = ttft_ms + extra_weight * compute_ms
+        if cost < least:
+            least = cost
+            least_ttft_ms = ttft_ms
             chosen = len(candidates)
         candidates.append(
-            Candidate(instance.instance_id, ttft_ms, prefix_blocks, queue_ms, transfer_ms, compute_ms)
+            Candidate(instance.instance_id, cost, prefix_blocks, queue_ms, transfer_ms, compute_ms)
         )
     target, best = pool[chosen], candidates[chosen]
     transfer = None
@@ -91,7 +96,7 @@ def select_prefill(
         "least_ttft" if transfer is None else "least_ttft_with_transfer",
         best.cost,
         tuple(candidates),
-        predicted_ms=best.cost,
+        predicted_ms=least_ttft_ms,
         prefix_blocks=best.prefix_blocks,
         compute_ms=best.compute_ms,
         transfer=transfer,

@@ -17,6 +17,7 @@ class RejectReason(str, enum.Enum):
     NO_INSTANCE = "no_instance"  # nothing available (503); all others are 429
     TTFT_SLO = "ttft_slo"
     TBT_SLO = "tbt_slo"
+    PREFILL_PRICE = "prefill_price"  # its prefill costs more than the queue leaves room for
     DECODE_LOAD = "decode_load"  # decode instances are, or will be, loaded over their SLO
     KV_ROOM = "kv_room"  # no decode instance could hold its KV cache
     QUEUE_FULL = "queue_full"

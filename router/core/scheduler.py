@@ -42,7 +42,10 @@ class Scheduler:
                 decode = self._predict_decode(request, Choice(prefill.instance, "same_instance"))
         else:
             prefill = self.choose_prefill(request, view, now)
-            decode = self.choose_decode(request, view, now)
+            if any(prefill.instance is instance for instance in view.decode):
+                decode = self._predict_decode(request, Choice(prefill.instance, "same_instance"))
+            else:
+                decode = self.choose_decode(request, view, now)
             if prefill.instance is None and decode.instance is not None:
                 prefill = self._predict_prefill(
                     request, Choice(decode.instance, "no_prefill_instance"), view, now

@@ -16,7 +16,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     long as the instance's own. SLOs of 0 mean no limit; a request's own ones go before them. `admission` is
     one of router.core.admission.ADMISSIONS. Requests of a priority above 0 (less urgent, as in vLLM) are
     admitted up to `sheddable_slo_share` of the SLOs only, so that they are the first to be refused.
-    `decode_ms` is the uniform t_d of admission "predictive"; 0: the measured mean.
+    `decode_ms` is the uniform t_d of admission "predictive"; 0: the measured mean. `price_exponent`: how fast
+    admission "priced" gets more expensive as load grows. `decode_chunk_tokens`: the token budget of a step on
+    decode instances (vLLM's max_num_batched_tokens), for policy "elastic", which lets them prefill; 0: never.
     """
 
     seed: int = 0
@@ -26,6 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admission: str = "none"
     sheddable_slo_share: float = 0.8
     decode_ms: float = 0.0
+    price_exponent: float = 4.0
+    decode_chunk_tokens: int = 0
     expected_output_tokens: int = 256
     prefill_model: PrefillModel = PrefillModel()
     decode_model: DecodeModel = DecodeModel()
@@ -43,6 +47,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise ConfigError(f"{name} must be a number of milliseconds, not {value}")
+        if not (math.isfinite(self.price_exponent) and self.price_exponent > 0.0):
+            raise ConfigError(f"price_exponent must be a positive number, not {self.price_exponent}")
+        if self.decode_chunk_tokens < 0:
+            raise ConfigError(f"decode_chunk_tokens must not be negative, not {self.decode_chunk_tokens}")
         if self.expected_output_tokens < 0:
             raise ConfigError(
                 f"expected_output_tokens must not be negative, not {self.expected_output_tokens}"

@@ -32,6 +32,7 @@ def record(config: SimConfig) -> tuple[Cluster, list[Line]]:
         ("cache_aware", "predictive_request", "node"),
         ("random", "baseline", "pool"),
         ("power_of_two", "none", "none"),
+        ("elastic", "priced", "pool"),
     ],
 )
 def test_replayed_decisions_are_the_recorded_ones(
@@ -39,7 +40,13 @@ def test_replayed_decisions_are_the_recorded_ones(
 ) -> None:
     config = SimConfig(
         trace=TraceSpec(path=HEAD, speed=3.0),
-        cluster=ClusterSpec(prefill_nodes=4, decode_nodes=2, dram_bytes=200 << 30, cache_scope=scope),
+        cluster=ClusterSpec(
+            prefill_nodes=4,
+            decode_nodes=2,
+            dram_bytes=200 << 30,
+            cache_scope=scope,
+            decode_chunk_tokens=512 if policy == "elastic" else 0,
+        ),
         engine=EngineSpec(prefill_efficiency=0.4),
         slo=Slo(ttft_ms=20_000.0, tbt_ms=100.0),
         prefill_policy=policy,

@@ -9,6 +9,7 @@ from router.core.admission.early import Early
 from router.core.admission.none import AdmitAll
 from router.core.admission.predictive import Predictive
 from router.core.admission.predictive_request import PredictiveRequest
+from router.core.admission.priced import Priced
 from router.core.settings import Settings
 
 ADMISSIONS: dict[str, Callable[[Settings], Admission]] = {
@@ -17,6 +18,7 @@ ADMISSIONS: dict[str, Callable[[Settings], Admission]] = {
     "early": Early,
     "predictive": Predictive,
     "predictive_request": PredictiveRequest,
+    "priced": Priced,
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from kvcore.errors import ConfigError
 from router.core.policies.base import Policy
 from router.core.policies.cache_aware import CacheAware
+from router.core.policies.elastic import Elastic
 from router.core.policies.global_cache_aware import GlobalCacheAware
 from router.core.policies.least_loaded import LeastLoaded
 from router.core.policies.least_tbt import LeastTbt
@@ -22,6 +23,7 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "session_sticky": lambda settings: SessionSticky(),
     "cache_aware": CacheAware,
     "global_cache_aware": GlobalCacheAware,
+    "elastic": Elastic,
     "least_tbt": LeastTbt,
 }
 

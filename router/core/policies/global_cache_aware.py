@@ -13,6 +13,7 @@ class GlobalCacheAware:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._threshold = settings.kvcache_balancing_threshold
+        self._compute_weight = 1.0
         self._turn = 0
 
     def choose(
@@ -32,4 +33,5 @@ class GlobalCacheAware:
             self._settings.prefill_model,
             self._settings.transfer_model,
             self._threshold,
+            self._compute_weight,
         )

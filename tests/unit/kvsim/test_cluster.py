@@ -42,6 +42,7 @@ COUPLED = on(replace(BASE, prefill_policy="least_loaded"), kind="coupled")
         on(BASE, dram_bytes=64 << 30, ssd_bytes=1 << 40),
         on(BASE, prefill_group_nodes=4),
         on(BASE, layerwise=False),
+        on(replace(BASE, prefill_policy="elastic"), prefill_nodes=2, decode_chunk_tokens=512),
         COUPLED,
         on(COUPLED, coupled_prefix_caching=False),
         on(COUPLED, coupled_chunk_tokens=2048),
@@ -128,6 +129,14 @@ def test_a_slow_network_is_felt() -> None:
 def test_layer_wise_transfer_hides_the_network() -> None:
     narrow = replace(BASE, engine=replace(BASE.engine, nic_bytes_per_s=5e9))
     assert summary(narrow).tbt_ms.mean < summary(on(narrow, layerwise=False)).tbt_ms.mean
+
+
+def test_elastic_decode_nodes_take_over_what_prefill_nodes_cannot() -> None:
+    overloaded = on(replace(BASE, trace=TraceSpec(path=HEAD, speed=2.0)), prefill_nodes=4, decode_nodes=4)
+    elastic = on(replace(overloaded, prefill_policy="elastic"), decode_chunk_tokens=512)
+    assert summary(elastic).ttft_ms.mean < 0.8 * summary(overloaded).ttft_ms.mean
+    with pytest.raises(ConfigError, match="decode_chunk_tokens needs kind = disaggregated"):
+        ClusterSpec(decode_chunk_tokens=512, cache_scope="node")
 
 
 def test_bad_configurations_say_what_to_do() -> None:

@@ -70,7 +70,7 @@ class TestEveryAdmissionThatRefuses:
         assert rejection == Rejection(RejectReason.TTFT_SLO, 4000.0, 5000.0, 1000.0)
 
     def test_the_requests_own_slo_goes_before_the_clusters(self, name: str) -> None:
-        assert arrival(name, SLOW, FAST, RequestView("r", ttft_slo_ms=6000.0)) is None
+        assert arrival(name, SLOW, FAST, RequestView("r", ttft_slo_ms=6000.0), ClusterView()) is None
         assert reason(arrival(name, FAST, FAST, RequestView("r", ttft_slo_ms=40.0))) is RejectReason.TTFT_SLO
 
     def test_less_urgent_requests_are_refused_first(self, name: str) -> None:

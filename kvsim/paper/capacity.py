@@ -1,0 +1,70 @@
+"""Figures 1 and 7 (FAST '25): effective request capacity beside three ways to run vLLM."""
+
+from __future__ import annotations
+
+from kvsim import plots
+from kvsim.config import ClusterSpec, SimConfig
+from kvsim.metrics import good_share
+from kvsim.paper.base import Claim, Figure, Many, Row, Traces, percent
+
+TTFT_SLO_MS = 30_000.0
+TBT_SLOS_MS = (100.0, 200.0, 300.0)
+OURS = "ours, 8P+8D"
+PAPER = {
+    ("conversation", 100.0): "+498 %",
+    ("conversation", 200.0): "+157 %",
+    ("conversation", 300.0): "+59 %",
+    ("synthetic", 200.0): "+40 %",
+}
+
+
+def configs(traces: Traces, trace: str) -> list[SimConfig]:
+    def coupled(name: str, has_cache: bool, chunk_tokens: int) -> SimConfig:
+        return SimConfig(
+            name=name,
+            seed=1,
+            trace=traces.spec(trace),
+            cluster=ClusterSpec(
+                kind="coupled", coupled_prefix_caching=has_cache, coupled_chunk_tokens=chunk_tokens
+            ),
+            prefill_policy="least_loaded",
+        )
+
+    return [
+        SimConfig(name=OURS, seed=1, trace=traces.spec(trace)),
+        coupled("vLLM", False, 0),
+        coupled("vLLM, prefix caching", True, 0),
+        coupled("vLLM, chunked prefill", False, 1024),
+    ]
+
+
+def run(traces: Traces, many: Many) -> Figure:
+    rows: list[Row] = []
+    claims: list[Claim] = []
+    figures: dict[str, bytes] = {}
+    for trace in ("conversation", "synthetic"):
+        results = many(configs(traces, trace))
+        for slo_ms in TBT_SLOS_MS:
+            shares = {r.config.name: good_share(r.outcomes, TTFT_SLO_MS, slo_ms) for r in results}
+            ours = shares.pop(OURS)
+            rows.append(Row(f"{trace}, TBT {slo_ms:.0f} ms: ours", "", percent(ours)))
+            rows += [Row(f"{trace}, TBT {slo_ms:.0f} ms: {n}", "", percent(v)) for n, v in shares.items()]
+            for label, other in (("best", max(shares.values())), ("plain", shares["vLLM"])):
+                paper = PAPER.get((trace, slo_ms), "") if label == "best" else ""
+                gain = f"{100 * (ours / other - 1):+.0f} %" if other else "others serve none"
+                rows.append(Row(f"{trace}, TBT {slo_ms:.0f} ms: gain over the {label} vLLM", paper, gain))
+            claims.append(Claim(f"{trace}, {slo_ms:.0f} ms: above all three", ours > max(shares.values())))
+        for field, slo, unit_ms, unit in (("ttft_ms", TTFT_SLO_MS, 1e3, "s"), ("tbt_ms", 200.0, 1.0, "ms")):
+            title = f"Figure 7: {trace}, {field.removesuffix('_ms').upper()}"
+            figures[f"figure7_{trace}_{field}"] = plots.cdf(results, field, title, slo, unit_ms, unit)
+    return Figure(
+        "capacity",
+        "Figures 1 and 7: requests within TTFT 30 s and TBT 100 / 200 / 300 ms, 16 nodes of 8 x A800",
+        rows,
+        claims,
+        "Same order, smaller gains. The paper's vLLM suffers more: preemptions, CPU overhead in the step "
+        "and prefills that are batched stretch its stalls; our coupled node has none of these, and its "
+        "chunked prefill has an ideal scheduler. TBT is the mean of the longest tenth of a request's "
+        "intervals, as in the paper, so one whole prefill in a short answer is enough to lose it.",
+        figures,
+    )

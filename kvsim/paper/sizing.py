@@ -1,0 +1,94 @@
+"""Figures 13 and 15 (FAST '25): network bandwidth, and how many nodes should prefill."""
+
+from __future__ import annotations
+
+from kvsim import plots
+from kvsim.config import ClusterSpec, SimConfig
+from kvsim.engine_model import EngineSpec
+from kvsim.metrics import good_share
+from kvsim.paper.base import Claim, Figure, Many, Row, Traces, percent, seconds
+
+GBPS = (10, 25, 50, 100, 200, 400)
+PREFILL_NODES = (4, 6, 7, 8, 9, 10, 12)
+TBT_SLO_MS = 100.0
+
+
+def bandwidth(traces: Traces, many: Many) -> Figure:
+    results = many(
+        [
+            SimConfig(
+                name=f"{gbps} Gbps",
+                seed=1,
+                trace=traces.spec("synthetic"),
+                engine=EngineSpec(nic_bytes_per_s=gbps * 1e9 / 8),
+                cluster=ClusterSpec(cache_scope="global"),
+                prefill_policy="least_loaded",
+            )
+            for gbps in GBPS
+        ]
+    )
+    ttft = {gbps: r.summary.ttft_ms.mean for gbps, r in zip(GBPS, results, strict=True)}
+    tbt = {gbps: r.summary.tbt_ms.mean for gbps, r in zip(GBPS, results, strict=True)}
+    rows = [Row(f"{g} Gbps: mean TTFT", "", seconds(v)) for g, v in ttft.items()]
+    rows += [Row(f"{g} Gbps: mean TBT", "", f"{v:.0f} ms") for g, v in tbt.items()]
+    curve = {"mean TTFT": (list(GBPS), [v / 1e3 for v in ttft.values()])}
+    return Figure(
+        "bandwidth",
+        "Figure 13: network bandwidth, synthetic, 8P+8D, global cache",
+        rows,
+        [
+            Claim("below 100 Gbps TTFT suffers (25 Gbps: at least 1.2 times)", ttft[25] > 1.2 * ttft[100]),
+            Claim("above 100 Gbps little is gained (200 Gbps: less than 10 %)", ttft[200] > 0.9 * ttft[100]),
+        ],
+        "The knee of TTFT is where the paper has it: from 50 to 100 Gbps a fifth is gained, from 100 to 200 "
+        "a tenth. The TBT asks for more: it contains the wait for a prompt's KV at the decode node, and here "
+        "cached prefixes, new blocks and all KV for decoding share one card. What is moved: cached prefixes "
+        "to the prefill nodes, new blocks to the store, all KV to the decode nodes.",
+        {"figure13": plots.lines(curve, "Figure 13: TTFT by bandwidth", "Gbps a node", "s", True)},
+    )
+
+
+def ratio(traces: Traces, many: Many) -> Figure:
+    results = many(
+        [
+            SimConfig(
+                name=f"{prefill}P+{16 - prefill}D",
+                seed=1,
+                trace=traces.spec("conversation", speed=1.5),
+                cluster=ClusterSpec(prefill_nodes=prefill, decode_nodes=16 - prefill),
+            )
+            for prefill in PREFILL_NODES
+        ]
+    )
+    shares = {r.config.name: good_share(r.outcomes, 30_000.0, TBT_SLO_MS) for r in results}
+    rows = []
+    for result in results:
+        s = result.summary
+        rows.append(
+            Row(
+                f"{s.name}: within both SLOs / mean TTFT / mean TBT",
+                "",
+                f"{percent(shares[s.name])} / {seconds(s.ttft_ms.mean)} / {s.tbt_ms.mean:.0f} ms",
+            )
+        )
+    best = max(shares, key=lambda name: shares[name])
+    rows.append(Row("best division", "near 1:1", best))
+    ttft = [r.summary.ttft_ms.mean / 1e3 for r in results]
+    curves = {
+        "within both SLOs (%)": (list(PREFILL_NODES), [100 * v for v in shares.values()]),
+        "mean TBT (ms)": (list(PREFILL_NODES), [r.summary.tbt_ms.mean for r in results]),
+        "mean TTFT (s)": (list(PREFILL_NODES), ttft),
+    }
+    return Figure(
+        "ratio",
+        "Figure 15: how many of 16 nodes prefill, conversation at 1.5 times its rate, TTFT 30 s, TBT 100 ms",
+        rows,
+        [
+            Claim("best between 7P+9D and 9P+7D", best in ("7P+9D", "8P+8D", "9P+7D")),
+            Claim("more prefill nodes: lower TTFT", ttft == sorted(ttft, reverse=True)),
+        ],
+        "The best division depends on how fast decoding is, which our default kv_read_efficiency sets (docs/"
+        "kvsim.md). At the trace's own rate every division from 6P to 10P keeps nearly all requests within "
+        "the SLO, so the figure is drawn at 1.5 times.",
+        {"figure15": plots.lines(curves, "Figure 15: P/D ratio", "prefill nodes of 16", "")},
+    )
