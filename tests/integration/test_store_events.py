@@ -1,6 +1,7 @@
 """A router's index that follows a real store by its events, as it follows engines."""
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +179,35 @@ def test_an_endpoint_that_cannot_be_had_is_a_clear_error(start_store: StartStore
         start_store("--events.endpoint", taken)
     with pytest.raises(AssertionError, match="there is nothing to replay"):
         start_store("--events.replay-endpoint", "tcp://127.0.0.1:*")
+
+
+def test_a_killed_store_is_noticed_when_it_comes_back(
+    start_store: StartStore, short_dir: Path, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
+    flags = (
+        "--events.endpoint",
+        f"ipc://{short_dir}/live",
+        "--events.replay-endpoint",
+        f"ipc://{short_dir}/replay",
+    )
+    store = start_store(*flags)
+    client = store.connect()
+    client.put(KEYS[:10], [b"x" * 1000] * 10)
+    follower = Follower(store, context)
+    eventually(lambda: follower.blocks(Medium.CPU) == 10)
+    client.put(KEYS[10:12], [b"x" * 1000] * 2)
+    eventually(lambda: follower.blocks(Medium.CPU) == 12)
+    store.stop(signal.SIGKILL)
+
+    again = start_store(*flags)  # the sockets of the killed one still lie there
+    client = again.connect()
+    client.put(KEYS[:3], [b"x" * 1000] * 3)
+    eventually(
+        lambda: (
+            client.put([KEYS[20]], [b"x"])
+            and client.statuses(Remove, [KEYS[20]])
+            and follower.blocks(Medium.CPU) == 3
+        )
+    )
+    assert follower.feed.stats.restarts == 1
+    follower.close()
