@@ -19,6 +19,7 @@ from store_server.cli import main
 from store_server.config import StoreConfig
 from store_server.serve import exposure_warnings
 from tests.integration.store_harness import DEADLINE_S, MIB, StoreProcess, eventually, store_starter
+from tests.integration.store_process import StoreProcess as RestartableStore
 
 OK = Status.OK
 
@@ -196,3 +197,21 @@ def test_whoever_opens_the_store_to_others_is_warned() -> None:
     assert exposure_warnings(StoreConfig(host="0.0.0.0", token="t", tls_cert="c")) == []
     (admin,) = exposure_warnings(StoreConfig(admin_host="0.0.0.0"))
     assert "/metrics" in admin
+
+
+def test_a_store_that_was_killed_is_a_miss_and_then_found_again(files: Files, tmp_path: Path) -> None:
+    flags = ("--tls-cert", files.server["tls_cert"], "--tls-key", files.server["tls_key"])
+    store = RestartableStore(tmp_path, *flags).start()
+    try:
+        address = f"tls://{store.address}"
+        with StoreClient.connect(address, planes=("tcp",), tls_ca=files.ca, timeout_ms=60_000) as client:
+            assert client.put("x", b"y" * 100_000) is OK
+            store.kill()
+            assert client.get("x") is None
+            assert client.put("x", b"y") is Status.UNAVAILABLE
+            store.start()
+            eventually(lambda: client.connected)
+            assert client.get("x") is None, "it has forgotten everything"
+            assert client.put("x", b"z" * 100_000) is OK and client.get("x") == b"z" * 100_000
+    finally:
+        store.stop()
