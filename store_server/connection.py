@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STAGING_BYTES = 64 << 10
+# Up to here a copy costs less than handing over pieces, and keeping track of the objects they are of.
+_JOINED_BYTES = 16 << 10
 
 
 class StoreConnection(asyncio.BufferedProtocol):
@@ -78,8 +80,9 @@ class StoreConnection(asyncio.BufferedProtocol):
         return self._receiver.views()[0]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._process(lambda: self._receiver.received(nbytes))
-        self._hold_back()
+        self._process(self._receiver.received, nbytes)
+        if self._is_write_paused:
+            self._hold_back()
         self.server.settle()
 
     def eof_received(self) -> bool:
@@ -115,9 +118,16 @@ class StoreConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             self.server.store.space.release(served.objects)
             return
-        head = encode_frame(served.reply, served.payload_bytes)
+        frame: list[bytes | memoryview] = [
+            encode_frame(served.reply, served.payload_bytes),
+            *self.server.views.of(served.spans),
+        ]
+        if served.payload_bytes <= _JOINED_BYTES:
+            self._transport.write(b"".join(frame))
+            self.server.store.space.release(served.objects)
+            return
         self._sending.append(served.objects)
-        self._transport.writelines([head, *self.server.views.of(served.spans)])
+        self._transport.writelines(frame)
         if not self._is_write_paused:
             self._drained()
 
@@ -172,10 +182,11 @@ class StoreConnection(asyncio.BufferedProtocol):
         server = self.server
         if isinstance(request, Put):
             sizes_bytes = request.sizes_bytes
-            if min(sizes_bytes, default=0) < 0 or sum(sizes_bytes) != payload_bytes:
+            expected_bytes = sum(sizes_bytes) + (8 * len(request.keys) if request.sums_follow else 0)
+            if min(sizes_bytes, default=0) < 0 or expected_bytes != payload_bytes:
                 raise RequestRefused(
                     ErrorCode.BAD_REQUEST,
-                    f"the payload has {payload_bytes} bytes, the sizes add up to {sum(sizes_bytes)}",
+                    f"the payload has {payload_bytes} bytes, the sizes add up to {expected_bytes}",
                 )
             if self._stalled_refusal is not None:
                 refusal, self._stalled_refusal = self._stalled_refusal, None
@@ -188,7 +199,10 @@ class StoreConnection(asyncio.BufferedProtocol):
         else:
             self._incoming = server.store.writes.write_begin(self.session, request, payload_bytes)
             sizes_bytes = [payload_bytes // max(len(request.keys), 1)] * len(request.keys)
-        return server.views.targets(self._incoming, sizes_bytes)
+        targets = server.views.targets(self._incoming, sizes_bytes)
+        if isinstance(self._incoming.checksums, bytearray):
+            targets.append(memoryview(self._incoming.checksums))
+        return targets
 
     def _begin_put(self, request: Put) -> Incoming | None:
         """None when it has to wait for room: its payload then stays where it is, in the client's socket."""
@@ -227,7 +241,9 @@ class StoreConnection(asyncio.BufferedProtocol):
             self.send(server.store.writes.received(self.session, incoming, corrupt, now))
             return
         try:
-            request = scoped(cast(Message, frame.message), self.client.prefix)
+            request = cast(Message, frame.message)
+            if self.client.prefix:
+                request = scoped(request, self.client.prefix)
             reply = HANDLERS[type(request)](self, request, now)
         except RequestRefused as error:
             reply = ErrorReply(frame.request_id, error.code, str(error), error.retryable)
@@ -245,10 +261,10 @@ class StoreConnection(asyncio.BufferedProtocol):
                 release(objects)
             self._sending.clear()
 
-    def _process(self, step: Callable[[], None]) -> None:
+    def _process(self, step: Callable[..., None], *arguments: int) -> None:
         """Takes in what has come. Whatever goes wrong ends this connection and no other."""
         try:
-            step()
+            step(*arguments)
         except RemoteProtocolError as error:
             self._break(f"protocol error: {error}")
         except Exception:
@@ -257,7 +273,7 @@ class StoreConnection(asyncio.BufferedProtocol):
 
     def _hold_back(self) -> None:
         """A client that does not take its answers gets no new ones."""
-        if self._is_write_paused and self.unsent_bytes > self.server.config.max_unsent_bytes:
+        if self.unsent_bytes > self.server.config.max_unsent_bytes:
             self._is_held_back = True
             self._pause_or_resume_reading()
 

@@ -1,5 +1,6 @@
 """Views of the pool for what arrives and what is sent, without a copy."""
 
+import struct
 from collections.abc import Iterable
 
 from kvcore.transport.checksums import is_corrupt
@@ -45,9 +46,10 @@ class PayloadViews:
 
     def corrupt(self, incoming: Incoming) -> list[int]:
         """Indices of the keys whose received bytes do not match the checksums that came with them."""
-        checksums = incoming.request.checksums
-        if not checksums:
+        packed = incoming.checksums
+        if not packed:
             return []
+        checksums = struct.unpack(f"<{len(packed) // 8}Q", packed)
         begin_layer, end_layer = _layers(incoming)
         num_layers = end_layer - begin_layer
         return [

@@ -16,19 +16,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from kvcore.client.sender import IOV_MAX, Sender
 from kvcore.client.silence import Silence
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
-from kvcore.transport.channel import Call, Outcome, Place
+from kvcore.transport.channel import Call, Moved, Outcome, Place
+from kvcore.transport.checksums import PIECE_BYTES, RunningSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
 from kvcore.wire.session import ClientSession, refusal
 
-IOV_MAX = 1024
-NO_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 # A blocking receive returns at least this often to look at the clock.
 TICK_S = 0.25
+TICK_MS = 250
 # How long a sender sleeps when somebody else is the reader and may leave at any time.
 SENDER_TICK_MS = 10
 # Unanswered requests nobody waits for (Release, Abort) before their answers are drained on the way.
@@ -60,7 +61,7 @@ class Connection:
         self._receiver: FrameReceiver[Reply] = FrameReceiver(self._decoder, self._on_frame, self._on_end)
         # Guards the session, the calls and the roles; never held while sending, receiving or waiting.
         self._lock = threading.Lock()
-        self._send_lock = threading.Lock()
+        self._sender = Sender(sock, self._wait_writable, patience_s=silence_s)
         self._reading = False
         self._parked: list[Call] = []
         self._current: Call | None = None
@@ -104,11 +105,19 @@ class Connection:
         raise StoreUnavailable(str(self._error or "no answer to the greeting in time"))
 
     def ask(
-        self, kind: type[Message], fields: tuple[object, ...], deadline: float, *, wait_s: float = 0.0
+        self,
+        kind: type[Message],
+        fields: tuple[object, ...],
+        deadline: float,
+        *,
+        place: Place | None = None,
+        moved: Moved | None = None,
     ) -> Outcome:
-        """A small request and its answer."""
-        stall_s = max(0.0, deadline - time.monotonic())
-        return self.wait(self.start(kind, fields, stall_s=stall_s, wait_s=wait_s), deadline)
+        call = Call(place, moved)
+        self._begin(call, kind)
+        if call.outcome is None:
+            self._send(call, kind, fields, (), None, max(0.0, deadline - call.sent_at))
+        return self.wait(call, deadline)
 
     def start(
         self,
@@ -116,14 +125,16 @@ class Connection:
         fields: tuple[object, ...],
         *,
         payload: Sequence[memoryview] = (),
+        sums: RunningSums | None = None,
         place: Place | None = None,
+        moved: Moved | None = None,
         stall_s: float = 5.0,
         wait_s: float = 0.0,
     ) -> Call:
-        call = Call(place, wait_s)
+        call = Call(place, moved, wait_s)
         self._begin(call, kind)
         if call.outcome is None:
-            self._send(call, kind, fields, payload, stall_s)
+            self._send(call, kind, fields, payload, sums, stall_s)
         return call
 
     def forget(self, kind: type[Message], fields: tuple[object, ...]) -> None:
@@ -131,7 +142,7 @@ class Connection:
         call.abandoned = True
         self._begin(call, kind)
         if call.outcome is None:
-            self._send(call, kind, fields, (), stall_s=1.0)
+            self._send(call, kind, fields, (), None, stall_s=1.0)
             if self._session.num_pending > MAX_FORGOTTEN:
                 self.poll(call)
 
@@ -196,54 +207,23 @@ class Connection:
         kind: type[Message],
         fields: tuple[object, ...],
         payload: Sequence[memoryview],
+        sums: RunningSums | None,
         stall_s: float,
     ) -> None:
-        head = encode_frame(kind(call.request_id, *fields), sum(map(len, payload)) if payload else 0)
-        if not self._send_lock.acquire(False) and not self._send_lock.acquire(
-            timeout=min(stall_s, threading.TIMEOUT_MAX)
-        ):
-            self._withdraw(call)
-            return
+        payload_bytes = sum(map(len, payload)) if payload else 0
+        if sums is not None:
+            payload_bytes += sums.packed_bytes
+        head = encode_frame(kind(call.request_id, *fields), payload_bytes)
         try:
-            if not self._send_all([memoryview(head), *payload] if payload else [memoryview(head)], stall_s):
+            if not self._sender.send(head, payload, sums, stall_s):
                 self._withdraw(call)
         except (DeadlineExceeded, OSError) as error:
             self._break(error)
-        finally:
-            self._send_lock.release()
-            if self._error is not None:
-                self._close_socket_if_idle()
-
-    def _send_all(self, buffers: list[memoryview], stall_s: float) -> bool:
-        """False: nothing was sent in time. DeadlineExceeded: half a frame was, and then nothing more."""
-        begun, first = False, 0
-        deadline = time.monotonic() + stall_s
-        while first < len(buffers):
-            try:
-                if len(buffers) - first == 1:
-                    size = self._socket.send(buffers[first], NO_WAIT)
-                else:
-                    size = self._socket.sendmsg(buffers[first : first + IOV_MAX], (), NO_WAIT)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    if not begun:
-                        return False
-                    raise DeadlineExceeded("the store stopped taking a request half way") from None
-                self._wait_writable(deadline)
-                if self._error is not None:
-                    return True
-                continue
-            while first < len(buffers) and size >= len(buffers[first]):
-                size -= len(buffers[first])
-                first += 1
-            if size:
-                buffers[first] = buffers[first][size:]
-            if first < len(buffers):
-                # Half a frame cannot be taken back, so from here on more patience is cheaper.
-                begun, deadline = True, time.monotonic() + max(stall_s, self._silence.limit_s)
-        return True
+        if self._error is not None:
+            self._close_socket_if_idle()
 
     def _wait_writable(self, deadline: float) -> None:
+        """ConnectionError when the connection is found broken."""
         with self._lock:
             leads = not self._reading
             self._reading = True
@@ -257,6 +237,8 @@ class Connection:
         finally:
             if leads:
                 self._leave()
+        if self._error is not None:
+            raise ConnectionAbortedError("the connection broke in the middle of a request")
 
     def _withdraw(self, call: Call) -> None:
         with self._lock:
@@ -271,7 +253,7 @@ class Connection:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
-            timeout_ms = math.ceil(min(left_s, TICK_S) * 1000)
+            timeout_ms = TICK_MS if left_s >= TICK_S else math.ceil(left_s * 1000)
             if timeout_ms != self._receive_timeout_ms:
                 timeval = struct.pack("ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
@@ -284,10 +266,12 @@ class Connection:
         try:
             if not self._receiver.in_payload:
                 size = self._socket.recv_into(views[0], 0, flags)
-            elif len(views) == 1:
-                size = self._socket.recv_into(views[0], 0, flags | socket.MSG_WAITALL)
+            elif len(views) == 1 or len(views[0]) >= PIECE_BYTES:
+                size = self._socket.recv_into(
+                    views[0], min(len(views[0]), PIECE_BYTES), flags | socket.MSG_WAITALL
+                )
             else:
-                size = self._socket.recvmsg_into(views[:IOV_MAX], 0, flags | socket.MSG_WAITALL)[0]
+                size = self._socket.recvmsg_into(_first_piece(views), 0, flags | socket.MSG_WAITALL)[0]
             if size == 0:
                 raise ConnectionResetError("the store closed the connection")
             self._silence.heard(time.monotonic())
@@ -305,8 +289,11 @@ class Connection:
             call = self._session.receive(frame)
             call.reply = frame.message
             self._current = call
+            self._receiver.on_moved = None
             if call.abandoned:
                 return None
+            if frame.payload_bytes > PIECE_BYTES:
+                self._receiver.on_moved = call.moved
         if call.place is not None and isinstance(frame.message, ReadReply):
             return call.place(frame.message, frame.payload_bytes)
         return None
@@ -374,13 +361,13 @@ class Connection:
 
     def _close_socket_if_idle(self) -> None:
         # A descriptor closed under another thread's system call might by then be somebody else's.
-        if self._send_lock.acquire(blocking=False):
+        if self._sender.lock.acquire(blocking=False):
             try:
                 with self._lock:
                     if not self._reading:
                         self._socket.close()
             finally:
-                self._send_lock.release()
+                self._sender.lock.release()
 
     def _wake(self, call: Call) -> None:
         gate, call.gate = call.gate, None
@@ -397,3 +384,12 @@ class Connection:
             if call.gate is not None:
                 call.gate = None
                 self._parked.remove(call)
+
+
+def _first_piece(views: Sequence[memoryview]) -> Sequence[memoryview]:
+    size_bytes = 0
+    for index, view in enumerate(views[:IOV_MAX]):
+        size_bytes += len(view)
+        if size_bytes >= PIECE_BYTES:
+            return views[: index + 1]
+    return views[:IOV_MAX]

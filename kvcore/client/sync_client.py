@@ -19,10 +19,11 @@ from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check
 from kvcore.transport.channel import Outcome
 from kvcore.transport.choose import Plane, check_planes
 from kvcore.transport.parts import (
-    OK_CODE,
+    FinishedTransfer,
     Observer,
     Reservation,
     Sink,
+    are_found,
     failure_of,
     status_of,
     statuses_of,
@@ -35,19 +36,6 @@ logger = logging.getLogger(__name__)
 
 # Taken for large: a plane with a fast path for large objects should use it.
 UNKNOWN_SIZE_BYTES = 1 << 20
-
-
-class FinishedTransfer:
-    """A transfer that was over before it began."""
-
-    def __init__(self, statuses: list[Status]) -> None:
-        self._statuses = statuses
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_ms: float | None = None) -> list[Status]:
-        return list(self._statuses)
 
 
 class StoreClient:
@@ -394,3 +382,9 @@ class StoreClient:
 def _check_lengths(keys: Sequence[object], buffers: Sequence[object]) -> None:
     if len(keys) != len(buffers):
         raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
+
+
+def _first_bytes(views: list[memoryview], size_bytes: int, room_bytes: int) -> list[memoryview] | None:
+    if size_bytes > room_bytes:
+        return None
+    return split_views(views, [size_bytes])[0] if size_bytes < room_bytes else views

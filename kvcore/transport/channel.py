@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kvcore.transport.checksums import RunningSums
 from kvcore.wire.messages import Message, ReadReply, Reply, Status
 
 # An answer of the store; TIMED_OUT or UNAVAILABLE when there is none.
@@ -15,15 +16,18 @@ Outcome = Reply | Status
 # Where the payload of an answer goes: views whose sizes add up to at most payload_bytes. Called by whichever
 # thread receives; must not block. RemoteProtocolError when the answer does not fit the request.
 Place = Callable[[ReadReply, int], Sequence[memoryview]]
+# Told, if the payload is a large one, how many more of its bytes are in their place.
+Moved = Callable[[int], None]
 
 
 class Call:
     """One request in flight. `outcome` is None until it has an answer or will never have one."""
 
-    __slots__ = ("abandoned", "gate", "outcome", "place", "reply", "request_id", "sent_at", "wait_s")
+    __slots__ = ("abandoned", "gate", "moved", "outcome", "place", "reply", "request_id", "sent_at", "wait_s")
 
-    def __init__(self, place: Place | None = None, wait_s: float = 0.0) -> None:
+    def __init__(self, place: Place | None = None, moved: Moved | None = None, wait_s: float = 0.0) -> None:
         self.place = place
+        self.moved = moved
         self.wait_s = wait_s  # how long the store was asked to take
         self.sent_at = 0.0
         self.request_id = 0
@@ -49,12 +53,27 @@ class Channel(Protocol):
         fields: tuple[object, ...],
         *,
         payload: Sequence[memoryview] = (),
+        sums: RunningSums | None = None,
         place: Place | None = None,
+        moved: Moved | None = None,
         stall_s: float = 5.0,
         wait_s: float = 0.0,
     ) -> Call:
-        """Sends `kind(id, *fields)`, then `payload`. Gives up when the store takes nothing for `stall_s`.
+        """Sends `kind(id, *fields)`, then `payload`, then `sums` of it if they are wanted, as u64 in little
+        endian; they are computed on the way. Gives up when the store takes nothing for `stall_s`.
         `wait_s`: how long the request itself asks the store to wait."""
+        ...
+
+    def ask(
+        self,
+        kind: type[Message],
+        fields: tuple[object, ...],
+        deadline: float,
+        *,
+        place: Place | None = None,
+        moved: Moved | None = None,
+    ) -> Outcome:
+        """`start` and `wait` in one."""
         ...
 
     def forget(self, kind: type[Message], fields: tuple[object, ...]) -> None:

@@ -1,10 +1,14 @@
 """xxh3-64 over the bytes of a layer, wherever they lie. 0 stands for "not given"."""
 
+import struct
 from collections.abc import Sequence
 
 import xxhash
 
 from kvcore.layout import split_views
+
+PIECE_BYTES = 256 << 10
+"""What is large is moved in pieces of this size and hashed in between, while it is in the core's cache."""
 
 
 def checksum(views: Sequence[memoryview]) -> int:
@@ -21,15 +25,54 @@ def layer_checksums(views: Sequence[memoryview], num_layers: int) -> list[int]:
     """One for each of `num_layers` equal layers that lie one behind the other in `views`."""
     if num_layers == 1:
         return [checksum(views)]
-    share_bytes = sum(map(len, views)) // num_layers
-    return [checksum(run) for run in split_views(views, [share_bytes] * num_layers)]
+    return [checksum(run) for run in split_layers(views, num_layers)]
+
+
+def split_layers(views: Sequence[memoryview], num_layers: int) -> list[list[memoryview]]:
+    return split_views(views, [sum(map(len, views)) // num_layers] * num_layers)
 
 
 def is_corrupt(views: Sequence[memoryview], expected: Sequence[int]) -> bool:
     """Whether one of the layers in `views` differs from what its writer computed."""
     if len(expected) == 1:
         return expected[0] != 0 and expected[0] != checksum(views)
-    if not any(expected):
-        return False
-    found = layer_checksums(views, len(expected))
+    return any(expected) and differs(expected, layer_checksums(views, len(expected)))
+
+
+def differs(expected: Sequence[int], found: Sequence[int]) -> bool:
     return any(given and given != computed for given, computed in zip(expected, found, strict=True))
+
+
+class RunningSums:
+    """Checksums of layers that are on the move; `sums` are those of the ones that are through."""
+
+    def __init__(self, layers: Sequence[Sequence[memoryview]]) -> None:
+        self.packed_bytes = 8 * len(layers)
+        self.sums: list[int] = []
+        self._layers = iter(layers)
+        self._state = xxhash.xxh3_64()
+        self._views = self._next_layer()
+        self._position = 0  # in the first of them
+
+    def add(self, size_bytes: int) -> None:
+        """The next `size_bytes` bytes of the layers are where they belong."""
+        while size_bytes:
+            view = self._views[0]
+            piece = view[self._position : self._position + size_bytes]
+            self._state.update(piece)
+            size_bytes -= len(piece)
+            self._position += len(piece)
+            if self._position == len(view):
+                del self._views[0]
+                self._position = 0
+                if not self._views:
+                    self.sums.append(self._state.intdigest())
+                    self._state.reset()
+                    self._views = self._next_layer()
+
+    def packed(self) -> bytes:
+        """As u64 in little endian."""
+        return struct.pack(f"<{len(self.sums)}Q", *self.sums)
+
+    def _next_layer(self) -> list[memoryview]:
+        return [view for view in next(self._layers, ()) if len(view)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvcore.errors import StoreUnavailable
 from kvcore.layout import split_views
+from kvcore.transport.checksums import PIECE_BYTES, RunningSums
 from kvcore.wire.messages import ShmOffer
 
 # Linux 5.14; fills the page tables ahead, so that no transfer pays for page faults. The pages are there, so
@@ -112,12 +113,23 @@ def copy_from_pool(pool: memoryview, spans: Sequence[tuple[int, int]], views: Se
             offset += len(view)
 
 
-def copy_to_pool(pool: memoryview, spans: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
+def copy_to_pool(
+    pool: memoryview,
+    spans: Sequence[tuple[int, int]],
+    views: Sequence[memoryview],
+    sums: RunningSums | None = None,
+) -> None:
+    """As the other way round. With `sums` of `views` the bytes are hashed on the way."""
     runs = split_views(views, [size for _, size in spans])
     for (offset, _), run in zip(spans, runs, strict=True):
         for view in run:
-            _copy(pool[offset : offset + len(view)], view)
-            offset += len(view)
+            step_bytes = len(view) if sums is None else PIECE_BYTES
+            for begin in range(0, len(view), step_bytes):
+                piece = view[begin : begin + step_bytes]
+                if sums is not None:
+                    sums.add(len(piece))
+                _copy(pool[offset : offset + len(piece)], piece)
+                offset += len(piece)
 
 
 def _copy(target: memoryview, source: memoryview) -> None:

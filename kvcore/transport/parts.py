@@ -19,6 +19,9 @@ Observer = Callable[[Sequence[Status], int], None]
 OK_CODE = int(Status.OK)
 _BY_CODE = [Status(code) if code in Status._value2member_map_ else Status.INVALID for code in range(256)]
 
+# Bytes nobody wants are received into the same memory over and over.
+_scratch = memoryview(bytearray(256 << 10))
+
 
 class Reservation:
     """An object this client is the writer of. `next_layer` is the first one not yet handed to a plane."""
@@ -79,6 +82,19 @@ class PartsTransfer:
         return list(self._statuses)
 
 
+class FinishedTransfer:
+    """A transfer that was over before it began."""
+
+    def __init__(self, statuses: list[Status]) -> None:
+        self._statuses = statuses
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_ms: float | None = None) -> list[Status]:
+        return list(self._statuses)
+
+
 class StatusPart:
     """A request that is answered by statuses alone."""
 
@@ -109,6 +125,13 @@ def statuses_of(outcome: Outcome, num_keys: int) -> list[Status]:
     if isinstance(outcome, StatusReply) and len(outcome.statuses) == num_keys:
         return [_BY_CODE[code] for code in outcome.statuses]
     return [failure_of(outcome)] * num_keys
+
+
+def are_found(codes: bytes) -> list[bool]:
+    """Which of the keys of an Exists are there."""
+    if codes.count(OK_CODE) == len(codes):
+        return [True] * len(codes)
+    return [code == OK_CODE for code in codes]
 
 
 def moved_bytes(statuses: Sequence[Status], sizes_bytes: Sequence[int]) -> int:
@@ -146,6 +169,11 @@ def exact_sink(batch: ReadBatch) -> tuple[Sink, list[int]]:
         return places[index] if sizes_bytes[index] == size_bytes else None
 
     return sink, sizes_bytes
+
+
+def drop(size_bytes: int) -> list[memoryview]:
+    whole, rest = divmod(size_bytes, len(_scratch))
+    return [_scratch] * whole + ([_scratch[:rest]] if rest else [])
 
 
 def cut(sizes_bytes: Sequence[int], max_bytes: int, max_keys: int) -> Iterator[range]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kvcore.layout import extent_spans, layer_span, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
 from kvcore.transport.channel import Call, Channel, Outcome
-from kvcore.transport.checksums import checksum, is_corrupt
+from kvcore.transport.checksums import RunningSums, is_corrupt
 from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
 from kvcore.transport.parts import (
     CommitPart,
@@ -185,6 +185,7 @@ class PutPart:
             return [failure_of(outcome)] * len(self._keys)
         statuses = [status_of(grant.status) for grant in outcome.grants]
         granted = [index for index, status in enumerate(statuses) if status is Status.OK]
+        sums = RunningSums([self._values[index] for index in granted]) if self._plane.checksums else None
         with self._plane.mapping.using() as pool:
             for index in granted:
                 size_bytes = self._sizes_bytes[index]
@@ -192,11 +193,11 @@ class PutPart:
                 if not pool or not spans:
                     channel.forget(Abort, ([self._keys[index] for index in granted],))
                     return [Status.UNAVAILABLE] * len(self._keys)
-                copy_to_pool(pool, spans, self._values[index])
+                copy_to_pool(pool, spans, self._values[index], sums)
         if granted:
             keys = [self._keys[index] for index in granted]
-            sums = self._plane.sums([self._values[index] for index in granted])
-            call = channel.start(Commit, (keys, 0, 1, sums), stall_s=self._plane.timeout_s)
+            fields = (keys, 0, 1, sums.sums if sums is not None else [])
+            call = channel.start(Commit, fields, stall_s=self._plane.timeout_s)
             committed = statuses_of(channel.wait(call, deadline), len(granted))
             for index, status in zip(granted, committed, strict=True):
                 statuses[index] = status
@@ -227,6 +228,7 @@ class ShmTransport:
         self.inline_read_bytes = inline_read_bytes
         self.inline_put_bytes = inline_put_bytes
         self._inline = inline
+        self.checksums = inline.checksums
         self._reservations: dict[bytes, Reservation] = inline.reservations
         # Its appends and pops are atomic.
         self._ended_leases: collections.deque[int] = collections.deque()
@@ -269,6 +271,11 @@ class ShmTransport:
             self._inline.on_read,
         )
 
+    def read_one(self, key: bytes, size_bytes: int, sink: Sink) -> Status:
+        if size_bytes <= self.inline_read_bytes:
+            return self._inline.read_one(key, size_bytes, sink)
+        return self.submit_read([key], [size_bytes], sink).wait()[0]
+
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
         """Whole objects of one layer."""
         sizes_bytes = [total_bytes(views) for views in values]
@@ -306,9 +313,6 @@ class ShmTransport:
         """Ends at once what else ends with the next Acquire: before asking for what a lease forbids."""
         for lease in self.take_ended_leases():
             self.channel.forget(Release, (lease,))
-
-    def sums(self, values: Sequence[list[memoryview]]) -> list[int]:
-        return [checksum(views) for views in values] if self._inline.checksums else []
 
     def close(self) -> None:
         self._inline.close()

@@ -3,13 +3,22 @@
 It needs nothing but the control connection (which may be a Unix socket), so every client has it.
 """
 
+import time
 from collections.abc import Sequence
 
 from kvcore.errors import RemoteProtocolError
 from kvcore.layout import total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
 from kvcore.transport.channel import Call, Channel, Outcome
-from kvcore.transport.checksums import is_corrupt, layer_checksums
+from kvcore.transport.checksums import (
+    PIECE_BYTES,
+    RunningSums,
+    checksum,
+    differs,
+    is_corrupt,
+    split_layers,
+)
+from kvcore.transport.one_read import OneRead
 from kvcore.transport.parts import (
     OK_CODE,
     CommitPart,
@@ -21,15 +30,13 @@ from kvcore.transport.parts import (
     StatusPart,
     UnpinnedRegion,
     cut,
+    drop,
     exact_sink,
     failure_of,
     plan_write,
     status_of,
 )
 from kvcore.wire.messages import Put, Read, ReadReply, Remove, Status, Write
-
-# Bytes nobody wants are received into the same memory over and over.
-_scratch = memoryview(bytearray(256 << 10))
 
 
 class ReadPart:
@@ -46,6 +53,7 @@ class ReadPart:
         self._sink = sink
         self._verify = verify
         self._placed: list[Sequence[memoryview] | None] = []
+        self._running: RunningSums | None = None
 
     def send(self, layer_begin: int, layer_end: int, wait_ms: int, stall_s: float) -> None:
         self._num_layers = layer_end - layer_begin
@@ -53,6 +61,7 @@ class ReadPart:
             Read,
             (self._keys, layer_begin, layer_end, wait_ms),
             place=self.place,
+            moved=self.moved,
             stall_s=stall_s,
             wait_s=wait_ms / 1e3,
         )
@@ -69,8 +78,14 @@ class ReadPart:
         for index, code, size_bytes in zip(self.indices, reply.statuses, sizes_bytes, strict=True):
             views = sink(index, size_bytes) if code == OK_CODE else None
             placed.append(views)
-            targets += views if views is not None else _drop(size_bytes)
+            targets += views if views is not None else drop(size_bytes)
+        if self._verify and reply.checksums and payload_bytes > PIECE_BYTES:
+            self._running = RunningSums(self._layers(reply))
         return targets
+
+    def moved(self, size_bytes: int) -> None:
+        if self._running is not None:
+            self._running.add(size_bytes)
 
     def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
         if not isinstance(outcome, ReadReply):
@@ -82,12 +97,12 @@ class ReadPart:
         for index, views in enumerate(self._placed):
             if statuses[index] is not ok:
                 continue
-            count = outcome.num_layers[index] if outcome.num_layers else self._num_layers
+            count = self._count_of(outcome, index)
             expected = outcome.checksums[position : position + count]
             position += count
             if views is None:
                 statuses[index] = Status.INVALID
-            elif self._verify and expected and is_corrupt(views, expected):
+            elif self._verify and expected and self._is_corrupt(views, expected, position):
                 statuses[index] = Status.CORRUPT
                 corrupt.append(self._keys[index])
             else:
@@ -96,6 +111,23 @@ class ReadPart:
             # Left there it could neither be read nor be written again.
             self._channel.forget(Remove, (corrupt,))
         return statuses
+
+    def _count_of(self, reply: ReadReply, index: int) -> int:
+        return reply.num_layers[index] if reply.num_layers else self._num_layers
+
+    def _layers(self, reply: ReadReply) -> list[Sequence[memoryview]]:
+        """All that come as payload, also those that nobody wants."""
+        layers: list[Sequence[memoryview]] = []
+        for index, (views, code) in enumerate(zip(self._placed, reply.statuses, strict=True)):
+            if code == OK_CODE:
+                whole = views if views is not None else drop(reply.sizes_bytes[index])
+                layers += split_layers(whole, self._count_of(reply, index))
+        return layers
+
+    def _is_corrupt(self, views: Sequence[memoryview], expected: Sequence[int], end: int) -> bool:
+        if self._running is None:
+            return is_corrupt(views, expected)
+        return differs(expected, self._running.sums[end - len(expected) : end])
 
 
 class TcpTransport:
@@ -157,6 +189,13 @@ class TcpTransport:
             self.on_read,
         )
 
+    def read_one(self, key: bytes, size_bytes: int, sink: Sink) -> Status:
+        """A whole object, now; `size_bytes` is an expectation, `sink` as in `submit_read`."""
+        read = OneRead(key, sink, self._verify)
+        status = read.run(self.channel, time.monotonic() + self.timeout_s)
+        self.on_read((status,), read.moved_bytes)
+        return status
+
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
         """Whole objects of one layer, reserved, written and sealed in one round trip."""
         sizes_bytes = [total_bytes(views) for views in values]
@@ -166,14 +205,17 @@ class TcpTransport:
         for run in cut(sizes_bytes, max_payload_bytes, self.channel.max_keys):
             if sizes_bytes[run.start] > max_payload_bytes:
                 continue
-            sums = [layer_checksums(values[index], 1)[0] for index in run] if self.checksums else []
+            part_values, part_sizes = values[run.start : run.stop], sizes_bytes[run.start : run.stop]
+            follow = self.checksums and sum(part_sizes) > PIECE_BYTES
+            sums = [checksum(views) for views in part_values] if self.checksums and not follow else []
             call = self.channel.start(
                 Put,
-                (keys[run.start : run.stop], sizes_bytes[run.start : run.stop], sums),
-                payload=[view for index in run for view in values[index]],
+                (keys[run.start : run.stop], part_sizes, sums, follow),
+                payload=[view for views in part_values for view in views],
+                sums=RunningSums(part_values) if follow else None,
                 stall_s=self.timeout_s,
             )
-            parts.append(StatusPart(call, run, sizes_bytes[run.start : run.stop]))
+            parts.append(StatusPart(call, run, part_sizes))
         return PartsTransfer(
             self.channel,
             parts,
@@ -206,8 +248,3 @@ class TcpTransport:
             self.timeout_s,
             self.on_write,
         )
-
-
-def _drop(size_bytes: int) -> list[memoryview]:
-    whole, rest = divmod(size_bytes, len(_scratch))
-    return [_scratch] * whole + ([_scratch[:rest]] if rest else [])

@@ -7,7 +7,7 @@ the frame, even the payload of a message nobody understands can be skipped witho
 """
 
 import struct
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ def encode_frame(message: Message, payload_bytes: int = 0) -> bytes:
     return FRAME_HEADER.pack(len(body), payload_bytes) + body
 
 
-class Frame(NamedTuple, Generic[T]):
+class Frame(msgspec.Struct, Generic[T], gc=False):
     """`message` is None when the body is well-formed but of an unknown type; `request_id` is then its id."""
 
     message: T | None

@@ -123,12 +123,15 @@ class Exists(Message, frozen=True, array_like=True, tag=12):
 class Put(Message, frozen=True, array_like=True, tag=20):
     """Reserve, write and seal in one round trip; the payload is all values in order.
 
-    `sizes_bytes` has one entry a key. `checksums` (xxh3-64 of each value) is empty when not computed.
+    `sizes_bytes` has one entry a key. `checksums` (xxh3-64 of each value) is empty when not computed, or when
+    `sums_follow`: then they are the end of the payload, one u64 in little endian a key, so that a writer can
+    compute them while it sends.
     """
 
     keys: list[bytes]
     sizes_bytes: list[int]
     checksums: list[int] = []
+    sums_follow: bool = False
 
 
 class Reserve(Message, frozen=True, array_like=True, tag=21):

@@ -53,6 +53,8 @@ class FrameReceiver(Generic[T]):
         self._targets: list[memoryview] = []
         self._dropped_bytes = 0
         self._is_stalled = False
+        self.on_moved: Callable[[int], None] | None = None
+        """Told how many bytes of the payload have reached its targets, as they do; `on_frame` may set it."""
 
     @property
     def in_payload(self) -> bool:
@@ -62,7 +64,7 @@ class FrameReceiver(Generic[T]):
     def views(self) -> list[memoryview]:
         """Where to receive the next bytes, in order; never empty."""
         if self._frame is None:
-            return [self._staging[self._end :]]
+            return [self._staging[self._end :] if self._end else self._staging]
         if self._targets:
             return self._targets
         if self._scratch is None:
@@ -117,6 +119,12 @@ class FrameReceiver(Generic[T]):
 
     def _begin_payload(self, frame: Frame[T], targets: Sequence[memoryview] | None) -> bool:
         """Moves the staged part of the payload; True when that was all of it."""
+        staged_end = self._begin + frame.payload_bytes
+        one = targets[0] if targets and len(targets) == 1 and self.on_moved is None else None
+        if one is not None and len(one) == frame.payload_bytes and staged_end <= self._end:
+            one[:] = self._staging[self._begin : staged_end]
+            self._begin = staged_end
+            return True
         views = [view for view in targets if len(view)] if targets else []
         wanted_bytes = sum(map(len, views))
         if wanted_bytes > frame.payload_bytes:
@@ -139,6 +147,8 @@ class FrameReceiver(Generic[T]):
         return False
 
     def _advance(self, size_bytes: int) -> None:
+        if self.on_moved is not None:
+            self.on_moved(size_bytes)
         targets, whole = self._targets, 0
         for view in targets:
             if size_bytes < len(view):

@@ -296,5 +296,5 @@ class Reads:
 
 
 def _unpack_checksums(packed: Sequence[bytes]) -> list[int]:
-    joined = b"".join(packed)
+    joined = packed[0] if len(packed) == 1 else b"".join(packed)
     return list(struct.unpack(f"<{len(joined) // 8}Q", joined))

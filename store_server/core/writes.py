@@ -34,13 +34,14 @@ MAX_KEY_BYTES = 255
 
 class Incoming:
     """A Put or Write whose payload is on its way. `objects[i]` takes the bytes of keys[i] (None: skip
-    them); each counts as used until `Writes.received` or `Writes.interrupted`."""
+    them); each counts as used until `Writes.received` or `Writes.interrupted`. `checksums`: packed u64, those
+    that follow the payload are filled in with it."""
 
     __slots__ = ("checksums", "objects", "request", "statuses")
 
-    def __init__(self, request: Put | Write, checksums: bytes) -> None:
+    def __init__(self, request: Put | Write, checksums: bytes | bytearray) -> None:
         self.request = request
-        self.checksums = checksums  # packed
+        self.checksums = checksums
         self.statuses = bytearray(len(request.keys))
         self.objects: list[StoredObject | None] = []
 
@@ -116,10 +117,12 @@ class Writes:
         if len(sizes) != len(keys):
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"{len(sizes)} sizes for {len(keys)} keys")
         checksums = _pack_checksums(request.checksums, len(keys))
+        if checksums and request.sums_follow:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "checksums are given, and follow as well")
         reserved = self._reserve_all(session, keys, sizes, 1, now, False, may_wait)
         if reserved is None:
             return None
-        incoming = Incoming(request, checksums)
+        incoming = Incoming(request, bytearray(8 * len(keys)) if request.sums_follow else checksums)
         for index, (status, obj) in enumerate(reserved):
             incoming.statuses[index] = status
             incoming.objects.append(obj)
@@ -160,7 +163,7 @@ class Writes:
             statuses[index] = Status.CORRUPT
             self._counters[metrics.CORRUPT_TOTAL] += 1
             self._abandon_own(session, request.keys[index])
-        self._commit(session, request.keys, begin, end, incoming.checksums, statuses, now)
+        self._commit(session, request.keys, begin, end, bytes(incoming.checksums), statuses, now)
         self._release(incoming)
         return StatusReply(request.id, bytes(statuses))
 
