@@ -285,7 +285,7 @@ class StoreClient:
         for run in key_runs(named_all(keys), max_keys):
             outcome = self._ask(m.Exists, run)
             if isinstance(outcome, m.StatusReply) and len(outcome.statuses) == len(run):
-                found += [code == OK_CODE for code in outcome.statuses]
+                found += are_found(outcome.statuses)
             else:
                 found += [False] * len(run)
         return found
