@@ -39,12 +39,16 @@ class Elastic(GlobalCacheAware):
         if choice.predicted_ms <= 2 * choice.compute_ms:
             return choice
         share = _decoding_share(view, now)
-        helpers = [d for d in view.decode if self._has_time(d, request, share)]
+        block = view.prefix.block_size_tokens if view.prefix is not None else 0
+        uncached_tokens = max(1, request.prompt_tokens - choice.prefix_blocks * block)
+        helpers = [d for d in view.decode if self._has_time(d, request, share, uncached_tokens)]
         if not helpers:
             return choice
         return super().choose(request, (*pool, *helpers), view, now)
 
-    def _has_time(self, instance: InstanceState, request: RequestView, decoding_share: float) -> bool:
+    def _has_time(
+        self, instance: InstanceState, request: RequestView, decoding_share: float, uncached_tokens: int
+    ) -> bool:
         """Its steps keep the TBT SLO with a chunk of this prompt in them, the last and most expensive one."""
         settings = self._settings
         prompt_tokens = request.prompt_tokens
@@ -54,7 +58,7 @@ class Elastic(GlobalCacheAware):
         if instance.kv_capacity_tokens and needed_tokens > instance.kv_capacity_tokens:
             return False
         chunk_ms = settings.prefill_model.compute_ms(
-            prompt_tokens, max(0, prompt_tokens - self._chunk_tokens)
+            prompt_tokens, max(0, prompt_tokens - min(uncached_tokens, self._chunk_tokens))
         )
         batch_ms = settings.decode_model.tbt_ms(
             decoding_share * instance.running_requests, decoding_share * instance.kv_used_tokens
