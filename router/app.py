@@ -17,6 +17,7 @@ from router.http.server import ActiveRequest, ClientConnection
 from router.ids import IdSource
 from router.kv_events.reader import EventReader
 from router.metrics import RouterMetrics
+from router.prompts.reader import PromptReader
 from router.protocols import pd_protocol
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,9 @@ class Router:
         self._no_connections = asyncio.Event()
         self.ids = IdSource()
         self.metrics = RouterMetrics()
-        # Made when events are to be followed: without an index nothing is known of anybody's prefixes.
         self.index: PrefixIndex | None = None
         by_engine, stores = config.event_sources(), config.store_sources()
-        if by_engine or stores:
+        if by_engine or stores or config.reads_prompts:
             limits = config.index
             self.index = PrefixIndex(
                 limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
@@ -59,8 +59,13 @@ class Router:
         self._keys = tuple(key.encode() for key in config.api_keys)
         self._discovery = discovery
         self.events: EventReader | None = None
+        self.prompts: PromptReader | None = None
         if self.index is not None:
             self.events = EventReader(self.cluster, self.index, by_engine, stores)
+        if self.index is not None and config.reads_prompts:
+            self.prompts = PromptReader(config.prompts, config.index.block_size_tokens, self.index.lora_names)
+            if (by_engine or stores) and not config.prompts.tokenizer:
+                logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
         self._health = HealthMonitor(self.cluster, config.health)
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,6 +113,8 @@ class Router:
         await self._health.close()
         if self.events is not None:
             await self.events.close()
+        if self.prompts is not None:
+            self.prompts.close()
         await self.cluster.close()
         await self._all_closed()
 

@@ -18,7 +18,8 @@ from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
 from router.app import Router
-from router.config import LOAD_POLICIES, RouterConfig
+from router.config import RouterConfig
+from router.core.policies import POLICIES
 from router.discovery import StaticDiscovery
 from router.protocols import PD_PROTOCOLS
 
@@ -33,6 +34,10 @@ Engines that each do everything:
 Separate prefill and decode engines that share KV through mooncake-store (each vLLM started with
 --kv-transfer-config '{"kv_connector":"MooncakeSuiteConnector", ...}'):
   mooncake-router --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 --decode http://10.0.0.3:8000
+
+Requests go where their prefix is cached, unless that queue is too long (the Mooncake paper's Algorithm 1):
+  mooncake-router --worker-urls http://10.0.0.1:8000 http://10.0.0.2:8000 --policy global_cache_aware \\
+      --tokenizer-path /models/MODEL --kv-events http://10.0.0.1:8000=tcp://10.0.0.1:5557,tcp://10.0.0.1:5558
 
 Then point any OpenAI client at it:
   curl http://127.0.0.1:30000/v1/completions -H 'content-type: application/json' \\
@@ -55,6 +60,12 @@ _FAMILY_FLAGS = {
     "--cb-success-threshold": ("breaker.success_threshold", 1),
     "--cb-timeout-duration-secs": ("breaker.open_ms", 1000),
     "--cb-window-duration-secs": ("breaker.window_ms", 1000),
+    "--admission": ("scheduling.admission", None),
+    "--ttft-slo-ms": ("scheduling.ttft_slo_ms", 1),
+    "--tpot-slo-ms": ("scheduling.tbt_slo_ms", 1),
+    "--tokenizer-path": ("prompts.tokenizer", None),
+    "--chat-template": ("prompts.chat_template", None),
+    "--block-size": ("index.block_size_tokens", 1),
     "--health-check-endpoint": ("health.path", None),
     "--health-check-interval-secs": ("health.interval_ms", 1000),
     "--health-check-timeout-secs": ("health.timeout_ms", 1000),
@@ -76,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mooncake-router {__version__}")
     engines = parser.add_argument_group("engines")
     basics = parser.add_argument_group("running")
-    family = parser.add_argument_group("names of the vllm-router family for some of the above")
+    family = parser.add_argument_group("shorter names, most of them those of the vllm-router family")
     add_flags(parser, RouterConfig)
     engines.add_argument(
         "--worker-urls", nargs="+", metavar="URL", help="engines that prefill and decode, http://HOST:PORT"
@@ -97,7 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ENDPOINT[,REPLAY]",
         help="where a mooncake-store node publishes them (its --events.endpoint); repeat it",
     )
-    names = ", ".join(LOAD_POLICIES)
+    names = ", ".join(POLICIES)
     engines.add_argument("--policy", metavar="NAME", help=f"{names} (default: round_robin)")
     engines.add_argument("--prefill-policy", metavar="NAME", help="for the prefill pool (default: --policy)")
     engines.add_argument("--decode-policy", metavar="NAME", help="for the decode pool (default: --policy)")

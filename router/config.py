@@ -7,17 +7,19 @@ from msgspec import Meta
 
 from kvcore.errors import ConfigError
 from router.breaker import BreakerConfig
+from router.core.admission import make_admission
+from router.core.policies import make_policy
 from router.core.settings import Settings
 from router.core.view import Role
 from router.http.limits import HttpLimits
 from router.instance import InstanceSpec, instance_url
 from router.kv_events.source import EventSource, parse_engine_source, parse_event_source
+from router.prompts.reader import PromptsConfig
 
 Milliseconds = Annotated[float, Meta(gt=0)]
 
-
-# Those that decide by what the router knows of an instance without reading prompts: its load and its turn.
-LOAD_POLICIES = ("round_robin", "least_loaded", "power_of_two", "random", "session_sticky")
+# Those that decide by an instance's load or turn alone; for all others prompts are read.
+LOAD_POLICIES = frozenset({"round_robin", "least_loaded", "power_of_two", "random", "session_sticky"})
 
 
 class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,12 +110,23 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http: HttpLimits = HttpLimits()
     scheduling: Settings = Settings()
     index: IndexConfig = IndexConfig()
+    prompts: PromptsConfig = PromptsConfig()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Of the mixed or prefill pool, and of the pool that answers."""
+        return (self.prefill_policy or self.policy, self.decode_policy or self.policy)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether anything is decided by a prompt's length or prefix."""
+        return self.scheduling.admission != "none" or not LOAD_POLICIES.issuperset(self.policies)
 
     def instance_specs(self) -> list[InstanceSpec]:
         """Checked: ConfigError when nothing could be routed, by whatever mistake."""
-        for name in (self.policy, self.prefill_policy or self.policy, self.decode_policy or self.policy):
-            if name not in LOAD_POLICIES:
-                raise ConfigError(f"no routing policy {name!r}; there are: {', '.join(LOAD_POLICIES)}")
+        for name in self.policies:
+            make_policy(name, self.scheduling)
+        make_admission(self.scheduling)
         groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
         specs: dict[str, InstanceSpec] = {}
         for role, urls in groups:

@@ -1,10 +1,13 @@
 """Which path is answered by whom."""
 
+import asyncio
 import hmac
 import itertools
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
+from router.core.view import RequestView
 from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
@@ -72,13 +75,34 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
         return None
     kind = router.generation if generates and router.cluster.separates_prefill else Exchange
     exchange = kind(router, client, request, view)
+    if router.prompts is not None and generates:
+        prompt = router.prompts.read(view, request)
+        if isinstance(prompt, asyncio.Future):
+            prompt.add_done_callback(partial(_prompt_read, exchange))
+            return exchange
+        exchange.view = prompt
+    _start(exchange)
+    return exchange
+
+
+def _prompt_read(exchange: Exchange, prompt: "asyncio.Future[RequestView]") -> None:
+    if exchange.is_over or prompt.cancelled():
+        return  # the client has gone, or the router stops
+    if prompt.exception() is None:
+        exchange.view = prompt.result()
+    else:
+        logger.error("a prompt could not be read", exc_info=prompt.exception())
+    _start(exchange)
+
+
+def _start(exchange: Exchange) -> None:
     try:
         exchange.start()
     except Exception:
         # A bug of ours costs this one request, not the router.
         logger.exception("internal error", extra={"request_id": exchange.shown_id})
-        exchange.give_up(500, "internal error of the router; its log says more")
-    return exchange
+        if not exchange.is_over:
+            exchange.give_up(500, "internal error of the router; its log says more")
 
 
 def key_is_known(authorization: bytes, keys: tuple[bytes, ...]) -> bool:
@@ -112,6 +136,8 @@ def _ready(router: "Router") -> Response:
 
 def _metrics(router: "Router") -> Response:
     families = router.metrics.families(router.cluster)
+    if router.prompts is not None:
+        families = itertools.chain(families, [router.metrics.prompts(router.prompts.counts)])
     if router.index is not None and router.events is not None:
         families = itertools.chain(families, index_families(router.index), feed_families(router.events))
     return Response(200, exposition(families), _METRICS_TYPE)

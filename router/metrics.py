@@ -70,6 +70,14 @@ class RouterMetrics:
             label = outcome if isinstance(outcome, str) else f"{outcome // 100}xx"
             self.legs[instance.role.value, label] += 1
 
+    def prompts(self, counts: Counter[str]) -> Metric:
+        family = CounterMetricFamily(
+            names.ROUTER_PREFIX + names.PROMPTS_TOTAL, "prompts read, by how", labels=["how"]
+        )
+        for how, count in counts.items():
+            family.add_metric([how], count)
+        return family
+
     def families(self, cluster: Cluster) -> Iterator[Metric]:
         def counter(
             name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[object, int]]

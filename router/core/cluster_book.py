@@ -161,11 +161,15 @@ class ClusterBook:
         if request is not None:
             self._end_prefill(request_id, request, now, completed=False)
 
-    def ended(self, request_id: str, now: float, output_tokens: int = 0) -> None:
-        """However it ended. `output_tokens`: of a complete answer only; 0 teaches nothing about lengths."""
+    def ended(self, request_id: str, now: float, output_tokens: int = 0, *, completed: bool = False) -> None:
+        """However it ended. `output_tokens`: of a complete answer only; 0 teaches nothing about lengths.
+        `completed`: the answer was complete, so its prefix is there, whatever was seen of it before."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
+        if completed and self._index is not None and request.placement is not None:
+            self._index.placed(request.placement, now, True)
+            request.placement = None
         self._end_prefill(request_id, request, now, completed=False)
         if (member := self._members.get(request.decode_on)) is not None:
             # Of an answer that was not streamed nobody saw the first token: its time says nothing of TBT.

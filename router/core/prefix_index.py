@@ -108,6 +108,7 @@ class PrefixIndex:
         self._block_bytes = block_size_tokens * TOKEN_BYTES
         self._placements = PredictedPlacements(predicted_ttl_s)
         self.worker_ids: dict[int, str] = {}
+        self.lora_names: set[str] = set()  # seen in events: models whose KV is not the base model's
         self._shared: list[bool] = []
         self._group: list[int | None] = []
         self._has_published: list[bool] = []
@@ -219,6 +220,8 @@ class PrefixIndex:
         if num_full < len(hashes):
             hashes = hashes[:num_full]
         seed, extra_keys = 0, None
+        if event.lora_name:
+            self.lora_names.add(event.lora_name)
         if event.lora_name or event.cache_salt or event.extra_keys:
             seed, extra_keys = _seed_and_extras(event)
         try:

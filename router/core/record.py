@@ -56,6 +56,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     what: Literal["first_token", "prefill_failed", "ended"]
     request_id: str
     output_tokens: int = 0
+    completed: bool = False
 
 
 class Copying(msgspec.Struct, frozen=True, tag="copying"):
@@ -131,7 +132,7 @@ class CoreReplay:
             elif line.what == "prefill_failed":
                 self.book.prefill_failed(line.request_id, line.at)
             else:
-                self.book.ended(line.request_id, line.at, line.output_tokens)
+                self.book.ended(line.request_id, line.at, line.output_tokens, completed=line.completed)
         elif isinstance(line, Copying):
             if line.has_begun:
                 self.book.transfer_started(line.transfer)

@@ -75,9 +75,9 @@ class RecordingBook(ClusterBook):
         self._write(Progress(now, "prefill_failed", request_id))
         super().prefill_failed(request_id, now)
 
-    def ended(self, request_id: str, now: float, output_tokens: int = 0) -> None:
-        self._write(Progress(now, "ended", request_id, output_tokens))
-        super().ended(request_id, now, output_tokens)
+    def ended(self, request_id: str, now: float, output_tokens: int = 0, *, completed: bool = False) -> None:
+        self._write(Progress(now, "ended", request_id, output_tokens, completed))
+        super().ended(request_id, now, output_tokens, completed=completed)
 
     def transfer_started(self, transfer: Transfer) -> None:
         self._write(Copying(transfer, True))

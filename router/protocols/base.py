@@ -59,6 +59,7 @@ class Exchange:
         self._first_byte_at = 0.0
         self._retries = 0
         self._retry_after = b""
+        self.is_over = False
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -231,9 +232,10 @@ class Exchange:
 
     def _settle(self, status: int, output_tokens: int = 0) -> None:
         """Once a request, whatever its end. `output_tokens`: of a complete answer, 0 when not counted."""
+        self.is_over = True
         now = self._loop.time()
         self.services.metrics.finished(self.request.path, status, self._started_at, self._first_byte_at, now)
-        self.services.cluster.book.ended(self.view.request_id, now, output_tokens)
+        self.services.cluster.book.ended(self.view.request_id, now, output_tokens, completed=status < 300)
         self.settled(status)
 
     def pass_on(self, leg: Leg) -> None:

@@ -371,3 +371,14 @@ class TestMoves:
         assert (loads[p], loads[d], loads[other]) == (1, 0, 1)
         cluster.book.ended("r", 0.2)
         assert set(cluster.in_flight(0.2).values()) == {0}
+
+
+def test_a_complete_answer_leaves_its_prefix_whatever_was_seen_of_it() -> None:
+    for completed, held in ((True, 62), (False, 0)):
+        cluster = Cluster()
+        p, _ = cluster.send("r", 0.0)
+        cluster.book.ended("r", 1.0, completed=completed)
+        view = cluster.book.view(1.0)
+        instance = next(i for i in view.prefill if i.instance_id == p)
+        match = cluster.index.match(block_hashes(range(1000), 16), 1.0)
+        assert match.local_blocks_of([instance]) == [held]
