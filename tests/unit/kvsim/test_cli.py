@@ -75,6 +75,27 @@ def test_hit_rates_by_capacity(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs" / "sim").glob("*.toml")), ids=lambda file: file.stem
+)
+def test_every_configuration_that_is_shipped_runs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "compare" if "[[runs]]" in file.read_text() else "run"
+    assert main([command, str(file), *SHORT, "--processes", "1"]) == 0
+    assert all(run["num_requests"] for run in summaries(capsys))
+
+
+def test_a_figure_prints_its_rows_and_writes_its_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = ["--conversation", HEAD, "--synthetic", HEAD, "--end-s", "40", "--processes", "1"]
+    status = main(["paper", "overload", *traces, "--out", str(tmp_path)])
+    captured = capsys.readouterr()
+    assert "predictive: requests rejected" in captured.out
+    # So short a trace need not show the shape; a shape that is missed must be told.
+    assert (status == 2) == ("MISSED" in captured.out) == ("did not come out" in captured.err)
+    assert (tmp_path / "overload.json").exists() and (tmp_path / "overload_early.png").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
