@@ -45,6 +45,15 @@ CASES = {
     "pdb128": Case(128, stream=True, separate_prefill=True),
 }
 CHUNKS = 64
+# The second reads every prompt (as text), looks it up, predicts, and checks SLOs that nobody misses.
+FLAVOURS = {
+    "round_robin": [],
+    "algorithm1": [
+        *("--policy", "global_cache_aware", "--decode-policy", "least_tbt"),
+        *("--admission", "early", "--ttft-slo-ms", "1000000000", "--tpot-slo-ms", "1000000000"),
+    ],
+}
+PEER_POLICIES = ("round_robin", "cache_aware")
 
 
 class Load:
@@ -162,11 +171,11 @@ def free_port() -> int:
         return port
 
 
-def measure_peer(case: Case, program: str, urls: list[str], seconds: float) -> dict[str, float]:
+def measure_peer(case: Case, program: str, policy: str, urls: list[str], seconds: float) -> dict[str, float]:
     """vllm-project/router (Rust), by the flags both of us have; without P/D."""
     port = free_port()
     command = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    command += ["--policy", "round_robin", "--log-level", "error", "--worker-urls", *urls]
+    command += ["--policy", policy, "--log-level", "error", "--worker-urls", *urls]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as peer:
         try:
             for _ in range(100):
@@ -188,7 +197,14 @@ def run_case(
     if not case.separate_prefill:
         results["direct"] = measure(case, engines[0][1], engines[0][0], seconds)
         if peer is not None:
-            results["vllm-router"] = measure_peer(case, peer, urls, seconds)
+            for policy in PEER_POLICIES:
+                results[f"vllm-router {policy}"] = measure_peer(case, peer, policy, urls, seconds)
+    for flavour, more in FLAVOURS.items():
+        results[f"router {flavour}"] = measure_router(case, [*flags, *more], seconds)
+    return results
+
+
+def measure_router(case: Case, flags: list[str], seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         ready = Path(directory) / "ready.json"
         router, line = start(
@@ -197,11 +213,10 @@ def run_case(
         try:
             if not line:
                 raise RuntimeError("the router did not start")
-            results["router"] = measure(case, json.loads(ready.read_text())["port"], router.pid, seconds)
+            return measure(case, json.loads(ready.read_text())["port"], router.pid, seconds)
         finally:
             router.terminate()
             router.wait()
-    return results
 
 
 def main() -> None:
