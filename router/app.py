@@ -9,6 +9,7 @@ from router.core.cluster_book import ClusterBook
 from router.core.policies import make_policy
 from router.core.prefix_index import PrefixIndex
 from router.core.scheduler import Scheduler
+from router.decisions import DecisionLog
 from router.discovery import Discovery
 from router.endpoints import key_is_known, route
 from router.health import HealthMonitor
@@ -37,6 +38,7 @@ class Router:
         self._no_connections = asyncio.Event()
         self.ids = IdSource()
         self.metrics = RouterMetrics()
+        self.decisions = DecisionLog()
         self.index: PrefixIndex | None = None
         by_engine, stores = config.event_sources(), config.store_sources()
         if by_engine or stores or config.reads_prompts:

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 # Engine endpoints beside /v1/; what controls an engine (/sleep, /abort_request, ...) is not for clients.
 _PASSED = frozenset({b"/tokenize", b"/detokenize"})
+_GUARDED = frozenset({b"/decisions"})  # tells of clients' requests
+_UNAUTHORIZED = error_response(
+    401, "the API key is missing or wrong", headers=b"www-authenticate: Bearer\r\n"
+)
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,6 +45,8 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
         )
     elif method not in (b"GET", b"HEAD"):
         response = error_response(405, f"{path.decode()} answers GET", headers=b"allow: GET, HEAD\r\n")
+    elif path in _GUARDED and not router.authorized(request):
+        response = _UNAUTHORIZED
     else:
         response = _OWN[path](router)
     if response.status >= 400:
@@ -52,7 +58,7 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
 def _refusal(router: "Router", request: Request) -> Response | None:
     method = request.method
     if not router.authorized(request):
-        return error_response(401, "the API key is missing or wrong", headers=b"www-authenticate: Bearer\r\n")
+        return _UNAUTHORIZED
     if method != b"POST" and (method != b"GET" or request.path in GENERATES):
         allowed = "POST" if request.path in GENERATES else "GET and POST"
         return error_response(405, f"{request.path.decode('latin-1')} answers {allowed}")
@@ -143,4 +149,8 @@ def _metrics(router: "Router") -> Response:
     return Response(200, exposition(families), _METRICS_TYPE)
 
 
-_OWN = {b"/health": _health, b"/ready": _ready, b"/metrics": _metrics}
+def _decisions(router: "Router") -> Response:
+    return json_response(200, {"decisions": router.decisions.newest_first()})
+
+
+_OWN = {b"/health": _health, b"/ready": _ready, b"/metrics": _metrics, b"/decisions": _decisions}

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from router import decisions
 from router.cluster import Cluster
 from router.config import RouterConfig
 from router.core.decision import Choice, Decision, Rejection, RejectReason
@@ -38,6 +39,7 @@ class Services(Protocol):
     scheduler: Scheduler
     metrics: RouterMetrics
     ids: IdSource
+    decisions: decisions.DecisionLog
 
 
 class Exchange:
@@ -60,6 +62,7 @@ class Exchange:
         self._retries = 0
         self._retry_after = b""
         self.is_over = False
+        self._explanation = b""
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -76,11 +79,19 @@ class Exchange:
     def start(self) -> None:
         now = self._loop.time()
         decision = self.schedule(now)
+        if self.accept(decision, now) and decision.decode is not None:
+            self.send_answer(decision.decode, now)
+
+    def accept(self, decision: Decision, now: float) -> bool:
+        """Books a decision; False when it is a rejection, which is then answered."""
+        self.services.decisions.note(self.shown_id, self.view.prompt_tokens, decision)
+        if decisions.REQUEST_HEADER in self.request.headers:
+            self._explanation = decisions.header_line(self.view.prompt_tokens, decision)
         if decision.reject is not None or decision.decode is None:
             self.reject(decision.reject)
-        else:
-            self.services.cluster.book.sent(self.view, decision, now)
-            self.send_answer(decision.decode, now)
+            return False
+        self.services.cluster.book.sent(self.view, decision, now)
+        return True
 
     def answer_body(self) -> bytes:
         """The body the answering instance gets."""
@@ -146,7 +157,7 @@ class Exchange:
 
     def _relay(self, leg: Leg) -> None:
         client = self._client
-        extra = b"" if leg.header(b"x-request-id") else self._id_line
+        extra = self._explanation if leg.header(b"x-request-id") else self._id_line + self._explanation
         write: Callable[[bytes], object] = client.write
         if self.view.prompt_tokens and (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
             self._meter = AnswerMeter(write, self._first_token)
@@ -252,7 +263,7 @@ class Exchange:
 
     def _respond(self, response: Response) -> None:
         self._settle(response.status)
-        self._client.respond(replace(response, headers=response.headers + self._id_line))
+        self._client.respond(replace(response, headers=response.headers + self._id_line + self._explanation))
 
     def give_up(self, status: int, message: str) -> None:
         """The router's own error. An engine's Retry-After survives it."""

@@ -56,10 +56,8 @@ class SuiteExchange(Exchange):
         now = self.now()
         services = self.services
         decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
-        if decision.reject is not None or decision.decode is None:
-            self.reject(decision.reject)
+        if not self.accept(decision, now) or decision.decode is None:
             return
-        services.cluster.book.sent(self.view, decision, now)
         if decision.prefill is None:
             services.metrics.decode_only += 1  # no prefill instance: slower, but served
         else:

@@ -1,0 +1,59 @@
+"""The last decisions and what they were made from, for people: GET /decisions, and a response header."""
+
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from router.core.decision import Decision
+
+# A request that carries it (with any value) gets the decision about it in RESPONSE_HEADER.
+REQUEST_HEADER = b"x-mooncake-explain"
+RESPONSE_HEADER = b"x-mooncake-decision"
+KEPT = 256
+
+
+class _Noted(msgspec.Struct, frozen=True, gc=False):
+    unix_time_s: float
+    shown_id: str
+    prompt_tokens: int  # not the view: its block hashes may be many
+    decision: Decision
+
+
+class DecisionLog:
+    """Keeps the last KEPT decisions as they are; they are put into words only when somebody asks."""
+
+    def __init__(self) -> None:
+        self._noted: deque[_Noted] = deque(maxlen=KEPT)
+
+    def note(self, shown_id: str, prompt_tokens: int, decision: Decision) -> None:
+        self._noted.append(_Noted(time.time(), shown_id, prompt_tokens, decision))
+
+    def newest_first(self) -> list[dict[str, Any]]:
+        return [
+            {"unix_time_s": noted.unix_time_s, "request_id": noted.shown_id}
+            | explain(noted.prompt_tokens, noted.decision)
+            for noted in reversed(self._noted)
+        ]
+
+
+def explain(prompt_tokens: int, decision: Decision) -> dict[str, Any]:
+    """Predicted times in ms, 0 where nothing was predicted. `cost` is what a policy minimised."""
+    reject, transfer = decision.reject, decision.transfer
+    return {
+        "prompt_tokens": prompt_tokens,
+        "prefill": decision.prefill.instance_id if decision.prefill is not None else None,
+        "decode": decision.decode.instance_id if decision.decode is not None else None,
+        "ttft_ms": round(decision.ttft_ms, 3),
+        "tbt_ms": round(decision.tbt_ms, 3),
+        "prefix_blocks": decision.prefill_choice.prefix_blocks if decision.prefill_choice is not None else 0,
+        "reasons": decision.reasons,
+        "rejected": msgspec.to_builtins(reject) if reject is not None else None,
+        "transfer": msgspec.to_builtins(transfer) if transfer is not None else None,
+        "candidates": msgspec.to_builtins(decision.candidates),
+    }
+
+
+def header_line(prompt_tokens: int, decision: Decision) -> bytes:
+    return b"%b: %b\r\n" % (RESPONSE_HEADER, msgspec.json.encode(explain(prompt_tokens, decision)))
