@@ -67,7 +67,15 @@ def block_keys(namespace_digest: bytes, block_hashes: Iterable[bytes]) -> list[b
     return [block_key(namespace_digest, block_hash) for block_hash in block_hashes]
 
 
-def object_key(name: str | bytes) -> bytes:
-    """The key of a named object (the Mooncake-style put/get API): any name, hashed to 32 bytes."""
+def object_namespace(tenant: str = "default") -> bytes:
+    """The first 16 bytes of the keys of all named objects of one tenant."""
+    return xxhash.xxh3_128_digest(b"object\0" + tenant.encode())
+
+
+_DEFAULT_OBJECTS = object_namespace()
+
+
+def object_key(name: str | bytes, namespace_digest: bytes = _DEFAULT_OBJECTS) -> bytes:
+    """The key of a named object (the Mooncake-style put/get API): any name, hashed to 16 bytes."""
     raw = name.encode() if isinstance(name, str) else name
-    return xxhash.xxh3_128_digest(b"object\0" + raw) + xxhash.xxh3_128_digest(raw + b"\0object")
+    return namespace_digest + xxhash.xxh3_128_digest(raw)

@@ -78,6 +78,10 @@ def _list_keys(connection: "StoreConnection", request: m.ListKeys, now: float) -
     return connection.server.store.upkeep.list_keys(request, connection.client.prefix)
 
 
+def _describe(connection: "StoreConnection", request: m.Describe, now: float) -> m.DescribeReply:
+    return connection.server.store.upkeep.describe(request, connection.client.prefix)
+
+
 def _check_operator(connection: "StoreConnection") -> None:
     if not connection.client.is_operator:
         raise RequestRefused(m.ErrorCode.FORBIDDEN, "this is for the store's operator, with its own token")
@@ -118,5 +122,6 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Stats: _stats,
     m.Drain: _drain,
     m.Verify: _verify,
+    m.Describe: _describe,
 }
 """Put and Write are not among them: their payload comes first, see connection.py."""

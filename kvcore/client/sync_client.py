@@ -2,35 +2,33 @@
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from kvcore.client.address import parse_address
 from kvcore.client.arena import Arenas
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
-from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
+from kvcore.client.counters import UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
+from kvcore.client.management import Management
 from kvcore.client.names import key_runs, named_all
 from kvcore.client.tls import client_context
 from kvcore.errors import RequestRefused
 from kvcore.layout import as_views, split_views, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check_batch
-from kvcore.transport.channel import Outcome
 from kvcore.transport.choose import Plane, check_planes
 from kvcore.transport.parts import (
     FinishedTransfer,
     Observer,
     Reservation,
     Sink,
-    are_found,
     failure_of,
     status_of,
-    statuses_of,
     writable_views,
 )
+
 from kvcore.wire import messages as m
-from kvcore.wire.messages import KeyInfo, Message, PinKind, Status
+from kvcore.wire.messages import Status
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ logger = logging.getLogger(__name__)
 UNKNOWN_SIZE_BYTES = 1 << 20
 
 
-class StoreClient:
+class StoreClient(Management):
     """Implements LayerwiseStore and ObjectStore (kvcore/client/base.py). Thread-safe; one socket.
 
     The constructor returns at once and connects in the background; `StoreClient.connect` waits for the first
@@ -72,8 +70,7 @@ class StoreClient:
         tls_cert: str = "",
         tls_key: str = "",
     ) -> None:
-        self._timeout_s = timeout_ms / 1e3
-        self._counters = Counters()
+        counters = Counters()
         where = parse_address(address)
         options = LinkOptions(
             address=where,
@@ -87,7 +84,7 @@ class StoreClient:
             verify_shm=verify_shm,
             tls=client_context(where, tls_ca, tls_cert, tls_key),
         )
-        self._keeper = LinkKeeper(options, self._counters)
+        super().__init__(LinkKeeper(options, counters), counters, timeout_ms / 1e3)
         self._arenas = Arenas()
         self._keeper.reconnect()
 
@@ -275,55 +272,6 @@ class StoreClient:
         ok = Status.OK
         return [size if status is ok else -1 for size, status in zip(sizes_bytes, statuses, strict=True)]
 
-    def exists(self, key: str | bytes) -> bool:
-        return self.batch_exists([key])[0]
-
-    def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
-        link = self._keeper.current()
-        max_keys = link.connection.max_keys if link else len(keys) or 1
-        found: list[bool] = []
-        for run in key_runs(named_all(keys), max_keys):
-            outcome = self._ask(m.Exists, run)
-            if isinstance(outcome, m.StatusReply) and len(outcome.statuses) == len(run):
-                found += are_found(outcome.statuses)
-            else:
-                found += [False] * len(run)
-        return found
-
-    def remove(self, key: str | bytes, *, force: bool = False) -> Status:
-        self._settle()
-        return self._ask_statuses(m.Remove, [key], force)[0]
-
-    def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status:
-        return self._ask_statuses(m.Pin, [key], int(kind), ttl_ms)[0]
-
-    def unpin(self, key: str | bytes) -> Status:
-        return self._ask_statuses(m.Unpin, [key])[0]
-
-    def evict(self, size_bytes: int = 0) -> tuple[int, int]:
-        self._settle()
-        outcome = self._ask(m.Evict, size_bytes)
-        return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
-
-    def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
-        outcome = self._ask(m.ListKeys, cursor, limit)
-        return (outcome.keys, outcome.next_cursor) if isinstance(outcome, m.ListKeysReply) else ([], 0)
-
-    def stats(self) -> dict[str, float]:
-        """The store's own numbers (kvcore/metrics.py); empty when it cannot be asked."""
-        outcome = self._ask(m.Stats)
-        return outcome.values if isinstance(outcome, m.StatsReply) else {}
-
-    def drain(self, *, stop: bool = False) -> m.DrainReply | None:
-        """Takes no new objects and saves DRAM to SSD; ask again for how far it is. None: no answer."""
-        outcome = self._ask(m.Drain, stop)
-        return outcome if isinstance(outcome, m.DrainReply) else None
-
-    def verify(self, *, start: bool = False) -> m.VerifyReply | None:
-        """Has every checksum checked (`start`); ask again for how far it is. None: no answer."""
-        outcome = self._ask(m.Verify, start)
-        return outcome if isinstance(outcome, m.VerifyReply) else None
-
     # ---- inside ----------------------------------------------------------------------------------------
 
     def _submit(self, batch: ReadBatch | WriteBatch) -> Transfer:
@@ -340,43 +288,10 @@ class StoreClient:
             return self._unavailable(self._counters.read, len(keys))
         return link.plane.submit_read(named_all(keys), sizes_bytes, sink).wait()
 
-    def _settle(self) -> None:
-        link = self._keeper.current()
-        if link is not None:
-            link.plane.settle()
-
     def _unavailable(self, observe: Observer, num_keys: int) -> list[Status]:
         statuses = [Status.UNAVAILABLE] * num_keys
         observe(statuses, 0)
         return statuses
-
-    def _ask(self, kind: type[Message], *fields: object) -> Outcome:
-        link = self._keeper.current()
-        if link is None:
-            self._counters.add(UNAVAILABLE_TOTAL)
-            return Status.UNAVAILABLE
-        outcome = link.connection.ask(kind, fields, self._deadline(None))
-        if isinstance(outcome, Status | m.ErrorReply):
-            self._count_failure(outcome)
-        return outcome
-
-    def _ask_statuses(
-        self, kind: type[Message], keys: Sequence[str | bytes], *fields: object
-    ) -> list[Status]:
-        link = self._keeper.current()
-        max_keys = link.connection.max_keys if link else len(keys) or 1
-        statuses: list[Status] = []
-        for run in key_runs(named_all(keys), max_keys):
-            statuses += statuses_of(self._ask(kind, run, *fields), len(run))
-        return statuses
-
-    def _deadline(self, timeout_ms: float | None) -> float:
-        return time.monotonic() + (self._timeout_s if timeout_ms is None else timeout_ms / 1e3)
-
-    def _count_failure(self, outcome: Outcome) -> None:
-        if isinstance(outcome, m.ErrorReply):
-            logger.warning("the store refused a request: %s", outcome.message)
-        self._counters.add(TIMEOUTS_TOTAL if outcome is Status.TIMED_OUT else UNAVAILABLE_TOTAL)
 
 
 def _check_lengths(keys: Sequence[object], buffers: Sequence[object]) -> None:

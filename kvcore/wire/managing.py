@@ -98,3 +98,15 @@ class VerifyReply(Message, frozen=True, array_like=True, tag=52):
     num_done: int
     num_corrupt: int
     num_unchecked: int
+
+
+class Describe(Message, frozen=True, array_like=True, tag=53):
+    """What is known of each key. Takes no lease, and counts as no use of the object."""
+
+    keys: list[bytes]
+
+
+class DescribeReply(Message, frozen=True, array_like=True, tag=54):
+    """infos[i] is that of keys[i]; its tier is NONE when there is no such object."""
+
+    infos: list[KeyInfo]

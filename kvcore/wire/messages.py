@@ -13,6 +13,8 @@ contiguous bytes of its layers [layer_begin, layer_end).
 
 import msgspec
 
+from kvcore.wire.managing import Describe as Describe
+from kvcore.wire.managing import DescribeReply as DescribeReply
 from kvcore.wire.managing import Drain as Drain
 from kvcore.wire.managing import DrainReply as DrainReply
 from kvcore.wire.managing import Evict as Evict
@@ -238,7 +240,10 @@ class ReadReply(Message, frozen=True, array_like=True, tag=31):
 
 
 class Await(Message, frozen=True, array_like=True, tag=32):
-    """Answer once `layer_end` layers of each key are committed, or `wait_ms` passed: StatusReply."""
+    """Answer once `layer_end` layers (0: all) of each key are committed, or `wait_ms` passed: StatusReply.
+
+    With `wait_ms` 0 it waits for no writer, but brings what is on SSD to DRAM: this is how to prefetch.
+    """
 
     keys: list[bytes]
     layer_end: int
@@ -299,6 +304,7 @@ Request = (
     | Stats
     | Drain
     | Verify
+    | Describe
 )
 Reply = (
     HelloReply
@@ -314,4 +320,5 @@ Reply = (
     | StatsReply
     | DrainReply
     | VerifyReply
+    | DescribeReply
 )

@@ -49,6 +49,7 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Stats: m.StatsReply,
     m.Drain: m.DrainReply,
     m.Verify: m.VerifyReply,
+    m.Describe: m.DescribeReply,
 }
 WITH_PAYLOAD: frozenset[type[m.Message]] = frozenset({m.Put, m.Write, m.ReadReply})
 

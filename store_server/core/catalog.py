@@ -55,13 +55,14 @@ class Catalog:
         if asker != prefix:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "this listing is over, begin again with cursor 0")
         end = position + request.limit
-        page = [info for key in keys[position:end] if (info := self._describe(key, cold, len(prefix)))]
+        page = [info for key in keys[position:end] if (info := self.describe(key, cold, len(prefix)))]
         if end < len(keys):
             return ListKeysReply(request.id, page, (number << _POSITION_BITS) | end)
         del self._listings[number]
         return ListKeysReply(request.id, page, 0)
 
-    def _describe(self, key: bytes, cold: ColdTier, skipped_bytes: int) -> KeyInfo | None:
+    def describe(self, key: bytes, cold: ColdTier, skipped_bytes: int) -> KeyInfo | None:
+        """The first `skipped_bytes` of the key are left out: the asker does not know them."""
         name = key[skipped_bytes:]
         obj = self.by_key.get(key)
         if (obj is None or not obj.is_sealed) and (place := cold.find(key)):

@@ -2,7 +2,10 @@
 
 from kvcore.errors import RequestRefused
 from kvcore.wire.messages import (
+    Describe,
+    DescribeReply,
     ErrorCode,
+    KeyInfo,
     ListKeys,
     ListKeysReply,
     Pin,
@@ -10,6 +13,7 @@ from kvcore.wire.messages import (
     Remove,
     Status,
     StatusReply,
+    Tier,
     Unpin,
 )
 from store_server.core.catalog import Catalog
@@ -85,3 +89,15 @@ class Upkeep:
 
     def list_keys(self, request: ListKeys, prefix: bytes = b"") -> ListKeysReply:
         return self._catalog.list_keys(request, self._cold, prefix)
+
+    def describe(self, request: Describe, prefix: bytes = b"") -> DescribeReply:
+        """`prefix`: that of the tenant who asks; its keys in the request begin so, those in the answer do
+        not."""
+        infos = [self._catalog.describe(key, self._cold, len(prefix)) for key in request.keys]
+        return DescribeReply(
+            request.id,
+            [
+                KeyInfo(key[len(prefix) :], 0, 0, 0, Tier.NONE, 0, 0) if info is None else info
+                for key, info in zip(request.keys, infos, strict=True)
+            ],
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvcore.client.base import LayerwiseStore
-from kvcore.wire.messages import PinKind, Status
+from kvcore.wire.messages import PinKind, Status, Tier
 
 LAYERS, LAYER_BYTES = 3, 5_000
 OBJECT_BYTES = LAYERS * LAYER_BYTES
@@ -207,6 +207,39 @@ class ObjectStoreContract:
         listed, cursor = client.list_keys()
         assert cursor == 0 and [info.key for info in listed] == [key_of(3)]
         assert listed[0].size_bytes == 5 and listed[0].num_layers == 1
+
+    def test_what_is_known_of_a_key(self, client):
+        client.put("name", value_of(1, 5000))
+        client.pin("name", PinKind.HARD)
+        assert client.reserve([key_of(0)], OBJECT_BYTES, LAYERS) == [Status.OK]
+        assert client.write_layers([key_of(0)], 0, 1, [value_of(0, LAYER_BYTES)]).wait() == [Status.OK]
+        whole, absent, half = client.describe(["name", "absent", key_of(0)])
+        assert absent is None
+        assert (whole.size_bytes, whole.num_layers, whole.tier, whole.pin) == (
+            5000,
+            1,
+            Tier.DRAM,
+            PinKind.HARD,
+        )
+        assert (half.key, half.size_bytes, half.layers_ready) == (key_of(0), OBJECT_BYTES, 1)
+        assert [client.get_size(key) for key in ("name", "absent", key_of(0))] == [5000, -1, -1]
+        statuses = client.batch_status(["name", "absent", key_of(0)])
+        assert statuses == [Status.OK, Status.MISSING, Status.PENDING]
+        assert client.describe([]) == []
+        client.abort([key_of(0)])
+
+    def test_prefetching_what_is_there_or_nowhere(self, client):
+        client.put("name", b"value")
+        fetching = client.prefetch(["absent", "name"])
+        assert fetching.wait() == fetching.wait() == [Status.MISSING, Status.OK]
+        assert fetching.done() and client.prefetch([]).wait() == []
+
+    def test_batches_of_pins_and_removals(self, client):
+        client.batch_put_from(["a", "b"], [b"1", b"2"])
+        assert client.batch_pin(["a", "absent"], PinKind.HARD) == [Status.OK, Status.MISSING]
+        assert client.batch_remove(["a", "b", "absent"]) == [Status.LEASED, Status.OK, Status.MISSING]
+        assert client.batch_unpin(["a", "absent"]) == [Status.OK, Status.MISSING]
+        assert client.batch_remove(["a"]) == [Status.OK]
 
     def test_pins_protect_from_removal(self, client):
         client.put("name", b"value")

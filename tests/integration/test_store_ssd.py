@@ -217,3 +217,25 @@ def test_two_stores_on_one_path_are_refused(start_store: StartStore, short_dir: 
     with pytest.raises(AssertionError, match="in use by another store"):
         StoreProcess(short_dir, *levels(short_dir / "ssd"))
     assert eventually(lambda: first.process.poll() is None)
+
+
+def test_prefetching_brings_objects_back_to_dram(start_store: StartStore, short_dir: Path) -> None:
+    store = start_store(*levels(short_dir / "ssd"), pool_size="16mb")
+    put_all(store.connect(), range(NUM_OBJECTS))
+    with StoreClient.connect(f"127.0.0.1:{store.ready['port']}") as client:
+        keys = [key(number) for number in range(16)]
+
+        def tiers() -> list[int]:
+            return [info.tier if info else Tier.NONE for info in client.describe(keys)]
+
+        def all_on_disk() -> bool:
+            client.evict()
+            return client.stats()[metrics.OBJECTS] == 0
+
+        eventually(all_on_disk)
+        assert [client.get_size(one) for one in keys] == [SIZE] * 16
+        assert tiers() == [Tier.SSD] * 16, "asking brings nothing back"
+        fetching = client.prefetch([*keys, b"absent" + bytes(26)])
+        assert fetching.wait() == [OK] * 16 + [Status.MISSING]
+        assert tiers() == [Tier.DRAM] * 16
+        assert client.stats()[metrics.PROMOTED_OBJECTS_TOTAL] == 16

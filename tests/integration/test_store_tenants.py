@@ -13,6 +13,7 @@ from kvcore.wire.messages import (
     AcquireReply,
     Await,
     Commit,
+    Describe,
     Drain,
     ErrorCode,
     ErrorReply,
@@ -26,6 +27,7 @@ from kvcore.wire.messages import (
     Reserve,
     Stats,
     Status,
+    Tier,
     Unpin,
     Verify,
 )
@@ -60,6 +62,11 @@ def test_the_same_key_is_another_object_for_everybody(start_store: StartStore) -
     grants, _ = b.ask(Acquire, keys=names[1:], lease_ms=1000)
     assert isinstance(grants, AcquireReply) and grants.grants[0].status == MISSING
 
+    infos = b.ask(Describe, keys=names)[0].infos
+    assert [(info.key, info.size_bytes, info.tier) for info in infos] == [
+        (names[0], 4, Tier.DRAM),
+        (names[1], 0, Tier.NONE),
+    ]
     assert listed(a) == sorted(names) and listed(b) == names[:1]
     assert len(listed(operator)) == 3 and not set(names) & set(listed(operator))
     assert b.statuses(Remove, names[:1]) == [OK]

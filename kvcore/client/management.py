@@ -1,0 +1,174 @@
+"""What a StoreClient asks for besides moving bytes: what is there, pins, removal, prefetching, numbers."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
+from kvcore.client.link import LinkKeeper
+from kvcore.client.names import key_runs, named_all
+from kvcore.transport.base import Transfer
+from kvcore.transport.channel import Outcome
+from kvcore.transport.parts import (
+    FinishedTransfer,
+    PartsTransfer,
+    StatusPart,
+    are_found,
+    statuses_of,
+)
+from kvcore.wire import messages as m
+from kvcore.wire.messages import KeyInfo, Message, PinKind, Status, Tier
+
+logger = logging.getLogger(__name__)
+
+
+class Management:
+    """The part of StoreClient that needs nothing but questions and answers. Thread-safe; nothing here raises
+    for what the store or the network does."""
+
+    def __init__(self, keeper: LinkKeeper, counters: Counters, timeout_s: float) -> None:
+        self._keeper = keeper
+        self._counters = counters
+        self._timeout_s = timeout_s
+
+    def exists(self, key: str | bytes) -> bool:
+        return self.batch_exists([key])[0]
+
+    def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
+        link = self._keeper.current()
+        max_keys = link.connection.max_keys if link else len(keys) or 1
+        found: list[bool] = []
+        for run in key_runs(named_all(keys), max_keys):
+            outcome = self._ask(m.Exists, run)
+            if isinstance(outcome, m.StatusReply) and len(outcome.statuses) == len(run):
+                found += are_found(outcome.statuses)
+            else:
+                found += [False] * len(run)
+        return found
+
+    def batch_status(self, keys: Sequence[str | bytes]) -> list[Status]:
+        """As batch_exists, but says more: OK, PENDING (being written), MISSING, or why there is no answer."""
+        return self._ask_statuses(m.Exists, keys)
+
+    def get_size(self, key: str | bytes) -> int:
+        """Bytes of a whole object; -1 for one that is not there or not written to its end."""
+        (info,) = self.describe([key])
+        return info.size_bytes if info is not None and info.layers_ready == info.num_layers else -1
+
+    def describe(self, keys: Sequence[str | bytes]) -> list[KeyInfo | None]:
+        """Size, layers, tier, pin and leases of each; None for what is not there. Takes no lease and is no
+        use of the object."""
+        link = self._keeper.current()
+        max_keys = link.connection.max_keys if link else len(keys) or 1
+        infos: list[KeyInfo | None] = []
+        for run in key_runs(named_all(keys), max_keys):
+            outcome = self._ask(m.Describe, run)
+            if isinstance(outcome, m.DescribeReply) and len(outcome.infos) == len(run):
+                infos += [info if info.tier != Tier.NONE else None for info in outcome.infos]
+            else:
+                infos += [None] * len(run)
+        return infos
+
+    def prefetch(self, keys: Sequence[str | bytes]) -> Transfer:
+        """Has objects that are on disk brought to DRAM; returns at once. Its `wait` tells for each key OK (it
+        is in DRAM), MISSING, or TIMED_OUT (still on its way: it comes all the same)."""
+        names = named_all(keys)
+        link = self._keeper.current()
+        if link is None:
+            self._counters.add(UNAVAILABLE_TOTAL)
+            return FinishedTransfer([Status.UNAVAILABLE] * len(names))
+        parts: list[StatusPart] = []
+        first = 0
+        for run in key_runs(names, link.connection.max_keys):
+            # An Await that waits for no writer waits for the disk alone.
+            call = link.connection.start(m.Await, (run, 0, 0), stall_s=self._timeout_s)
+            parts.append(StatusPart(call, range(first, first + len(run)), [0] * len(run)))
+            first += len(run)
+        statuses = [Status.INVALID] * len(names)
+        return PartsTransfer(link.connection, parts, statuses, self._timeout_s, _not_counted)
+
+    def remove(self, key: str | bytes, *, force: bool = False) -> Status:
+        return self.batch_remove([key], force=force)[0]
+
+    def batch_remove(self, keys: Sequence[str | bytes], *, force: bool = False) -> list[Status]:
+        self._settle()
+        return self._ask_statuses(m.Remove, keys, force)
+
+    def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status:
+        return self.batch_pin([key], kind, ttl_ms=ttl_ms)[0]
+
+    def batch_pin(
+        self, keys: Sequence[str | bytes], kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000
+    ) -> list[Status]:
+        return self._ask_statuses(m.Pin, keys, int(kind), ttl_ms)
+
+    def unpin(self, key: str | bytes) -> Status:
+        return self.batch_unpin([key])[0]
+
+    def batch_unpin(self, keys: Sequence[str | bytes]) -> list[Status]:
+        return self._ask_statuses(m.Unpin, keys)
+
+    def evict(self, size_bytes: int = 0) -> tuple[int, int]:
+        """Has the store make that many bytes of DRAM free (0: all it can), in its policy's order: (objects,
+        bytes). With an SSD level they are saved there, else they are gone."""
+        self._settle()
+        outcome = self._ask(m.Evict, size_bytes)
+        return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
+
+    def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
+        outcome = self._ask(m.ListKeys, cursor, limit)
+        return (outcome.keys, outcome.next_cursor) if isinstance(outcome, m.ListKeysReply) else ([], 0)
+
+    def stats(self) -> dict[str, float]:
+        """The store's own numbers (kvcore/metrics.py); empty when it cannot be asked."""
+        outcome = self._ask(m.Stats)
+        return outcome.values if isinstance(outcome, m.StatsReply) else {}
+
+    def drain(self, *, stop: bool = False) -> m.DrainReply | None:
+        """Takes no new objects and saves DRAM to SSD; ask again for how far it is. None: no answer."""
+        outcome = self._ask(m.Drain, stop)
+        return outcome if isinstance(outcome, m.DrainReply) else None
+
+    def verify(self, *, start: bool = False) -> m.VerifyReply | None:
+        """Has every checksum checked (`start`); ask again for how far it is. None: no answer."""
+        outcome = self._ask(m.Verify, start)
+        return outcome if isinstance(outcome, m.VerifyReply) else None
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        link = self._keeper.current()
+        if link is not None:
+            link.plane.settle()
+
+    def _ask(self, kind: type[Message], *fields: object) -> Outcome:
+        link = self._keeper.current()
+        if link is None:
+            self._counters.add(UNAVAILABLE_TOTAL)
+            return Status.UNAVAILABLE
+        outcome = link.connection.ask(kind, fields, self._deadline(None))
+        if isinstance(outcome, Status | m.ErrorReply):
+            self._count_failure(outcome)
+        return outcome
+
+    def _ask_statuses(
+        self, kind: type[Message], keys: Sequence[str | bytes], *fields: object
+    ) -> list[Status]:
+        link = self._keeper.current()
+        max_keys = link.connection.max_keys if link else len(keys) or 1
+        statuses: list[Status] = []
+        for run in key_runs(named_all(keys), max_keys):
+            statuses += statuses_of(self._ask(kind, run, *fields), len(run))
+        return statuses
+
+    def _deadline(self, timeout_ms: float | None) -> float:
+        return time.monotonic() + (self._timeout_s if timeout_ms is None else timeout_ms / 1e3)
+
+    def _count_failure(self, outcome: Outcome) -> None:
+        if isinstance(outcome, m.ErrorReply):
+            logger.warning("the store refused a request: %s", outcome.message)
+        self._counters.add(TIMEOUTS_TOTAL if outcome is Status.TIMED_OUT else UNAVAILABLE_TOTAL)
+
+
+def _not_counted(statuses: Sequence[Status], moved_bytes: int) -> None:
+    """A prefetch is neither a hit nor a miss of this client."""
