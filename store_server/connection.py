@@ -96,6 +96,8 @@ class StoreConnection(asyncio.BufferedProtocol):
                 store.writes.interrupted(self.session, incoming)
         self._incoming = self._stalled_put = None
         self._drained()
+        # It knows us and we know it: a cycle, and its memory would wait for a full collection.
+        del self._receiver
         self.server.forget(self)
         self.server.settle()
 

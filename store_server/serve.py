@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import logging
@@ -19,6 +20,9 @@ from store_server.notify import notify
 from store_server.server import StoreServer
 
 logger = logging.getLogger(__name__)
+
+# As gc.set_threshold takes them.
+_NEW_CONTAINERS, _YOUNG_COLLECTIONS, _COLLECTIONS_BEFORE_FULL = 10_000, 20, 1000
 
 
 def serve(config: StoreConfig, ready_file: Path | None) -> None:
@@ -56,6 +60,7 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
             flush=True,
         )
         notify("READY=1")
+        _calm_garbage_collector()
         await stopping.wait()
     finally:
         notify("STOPPING=1")
@@ -64,6 +69,15 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
         if stop_admin is not None:
             await stop_admin()
         await server.stop()
+
+
+def _calm_garbage_collector() -> None:
+    """A full collection looks at every object of the store: 39 ms for 300,000, in which nobody is served.
+    What lives as long as the process need not be looked at, and what comes and goes forms no cycles
+    (connections cut theirs), so a full collection is only left for what goes wrong."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_CONTAINERS, _YOUNG_COLLECTIONS, _COLLECTIONS_BEFORE_FULL)
 
 
 def exposure_warnings(config: StoreConfig) -> list[str]:

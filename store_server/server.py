@@ -188,7 +188,8 @@ class StoreServer:
         """None for a client of another host, or when hosts cannot be told apart."""
         if self._attach is None or not client_host_id or client_host_id != host_id():
             return None
-        return ShmOffer(str(self._attach.path), self._attach.offer(session), self.pool.size_bytes)
+        nonce = self._attach.offer(session)
+        return ShmOffer(str(self._attach.path), nonce, self.pool.size_bytes, str(self.unix_path))
 
     def settle(self) -> None:
         """After whatever changed the store: answers who has waited for it, and sets the timer."""

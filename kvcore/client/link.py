@@ -23,7 +23,7 @@ from kvcore.transport.mapping import PoolMapping
 from kvcore.transport.parts import Reservation
 from kvcore.transport.shm import ShmTransport
 from kvcore.transport.tcp import TcpTransport
-from kvcore.wire.messages import PROTOCOL_VERSION
+from kvcore.wire.messages import PROTOCOL_VERSION, HelloReply
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +144,16 @@ class LinkKeeper:
         deadline = time.monotonic() + timeout_s
         plain = open_socket(options.address, timeout_s)
         sock = _encrypted(plain, options.tls, options.address.host, timeout_s) if options.tls else plain
-        connection = Connection(sock, self._lost, silence_s=options.silence_ms / 1e3)
-        hello = (PROTOCOL_VERSION, options.client_name, options.planes, options.token, host_id())
-        reply = connection.greet(hello, deadline)
+        connection, reply = self._greet(sock, deadline)
+        shm = reply.shm if options.planes[:1] == ["shm"] else None
+        if shm is not None and shm.unix_path and not options.tls and not options.address.path:
+            try:
+                nearer = open_socket(Address(path=shm.unix_path), timeout_s)
+                distant, (connection, reply) = connection, self._greet(nearer, deadline)
+            except (OSError, StoreUnavailable, RequestRefused) as error:
+                logger.info("messages stay on TCP, %s cannot be used: %s", shm.unix_path, error)
+            else:
+                distant.close()
         reservations: dict[bytes, Reservation] = {}
         inline = TcpTransport(
             connection,
@@ -159,6 +166,12 @@ class LinkKeeper:
         )
         plane, reason = choose_plane(options.planes, inline, reply, timeout_s, verify_shm=options.verify_shm)
         return Link(connection, plane, reason, reservations, reply.server_id)
+
+    def _greet(self, sock: socket.socket | TlsSocket, deadline: float) -> tuple[Connection, HelloReply]:
+        options = self.options
+        connection = Connection(sock, self._lost, silence_s=options.silence_ms / 1e3)
+        hello = (PROTOCOL_VERSION, options.client_name, options.planes, options.token, host_id())
+        return connection, connection.greet(hello, deadline)
 
     def _install(self, link: Link) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 
 import pytest
 import xxhash
@@ -12,6 +13,7 @@ from kvcore.wire.messages import (
     Abort,
     Await,
     Commit,
+    ErrorCode,
     ErrorReply,
     Evict,
     Exists,
@@ -146,6 +148,24 @@ def test_checksums_are_kept_and_on_demand_verified(start_store: StartStore) -> N
     reply, payload = client.ask(Read, keys=[key(1), key(2)])
     assert reply.checksums == [sums[0]] and payload == good
     assert list(reply.statuses) == [OK, Status.MISSING]
+
+
+def test_checksums_may_follow_the_values(start_store: StartStore) -> None:
+    client = start_store("--verify-on-write").connect()
+    values = [os.urandom(300_000), os.urandom(5000), os.urandom(70)]
+    sums = [xxhash.xxh3_64_intdigest(values[0]), 12345, xxhash.xxh3_64_intdigest(values[2])]
+    payload = b"".join(values) + struct.pack("<3Q", *sums)
+    keys, sizes = [key(1), key(2), key(3)], [len(value) for value in values]
+    reply, _ = client.ask(Put, payload, keys=keys, sizes_bytes=sizes, sums_follow=True)
+    assert list(reply.statuses) == [OK, Status.CORRUPT, OK]
+    reply, found = client.ask(Read, keys=keys)
+    assert reply.checksums == [sums[0], sums[2]] and found == values[0] + values[2]
+    for payload, given in ((b"abc" + bytes(7), []), (b"abc" + bytes(8), [7])):
+        refused, _ = client.ask(
+            Put, payload, keys=[key(4)], sizes_bytes=[3], checksums=given, sums_follow=True
+        )
+        assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.BAD_REQUEST
+    assert client.statuses(Exists, [key(4)]) == [Status.MISSING]
 
 
 def test_a_full_store_evicts_in_the_background_and_at_need(start_store: StartStore) -> None:
