@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvcore.transport.base import Buffer, Transfer
+from kvcore.transport.pool_view import ObjectView
 from kvcore.wire.messages import KeyInfo, PinKind, Status
 
 
@@ -93,6 +94,10 @@ class ObjectStore(Protocol):
 
     def put(self, key: str | bytes, value: Buffer) -> Status: ...
     def get(self, key: str | bytes) -> bytes | None: ...
+    def get_view(self, key: str | bytes) -> ObjectView | None:
+        """The value where the store keeps it, under a lease; close it soon. None for a miss."""
+        ...
+
     def get_into(self, key: str | bytes, buffer: Buffer) -> int:
         """Bytes read, or -1 for a miss (also when the buffer is too small)."""
         ...

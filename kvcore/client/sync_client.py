@@ -11,7 +11,7 @@ from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.counters import UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
 from kvcore.client.management import Management
-from kvcore.client.names import key_runs, named_all
+from kvcore.client.names import key_runs, named, named_all
 from kvcore.client.tls import client_context
 from kvcore.errors import RequestRefused
 from kvcore.layout import as_views, split_views, total_bytes
@@ -26,7 +26,7 @@ from kvcore.transport.parts import (
     status_of,
     writable_views,
 )
-
+from kvcore.transport.pool_view import ObjectView
 from kvcore.wire import messages as m
 from kvcore.wire.messages import Status
 
@@ -247,11 +247,28 @@ class StoreClient(Management):
             place = arena.take(size_bytes)
             return [place]
 
-        statuses = self._fetch([key], [UNKNOWN_SIZE_BYTES], sink)
-        return bytes(place) if statuses == [Status.OK] else None
+        return bytes(place) if self._fetch_one(key, UNKNOWN_SIZE_BYTES, sink) is Status.OK else None
+
+    def get_view(self, key: str | bytes) -> ObjectView | None:
+        """The value without a copy where the plane allows it, under a lease; None for a miss. Use it in a
+        `with` block and read ObjectView about what must be dropped before its end."""
+        link = self._keeper.current()
+        if link is None:
+            self._unavailable(self._counters.read, 1)
+            return None
+        return link.plane.view_one(named(key))
 
     def get_into(self, key: str | bytes, buffer: Buffer) -> int:
-        return self.batch_get_into([key], [buffer])[0]
+        views = writable_views(buffer)
+        room_bytes = total_bytes(views)
+        found_bytes = -1
+
+        def sink(index: int, size_bytes: int) -> list[memoryview] | None:
+            nonlocal found_bytes
+            found_bytes = size_bytes
+            return views if size_bytes == room_bytes else _first_bytes(views, size_bytes, room_bytes)
+
+        return found_bytes if self._fetch_one(key, room_bytes, sink) is Status.OK else -1
 
     def batch_get_into(self, keys: Sequence[str | bytes], buffers: Sequence[Buffer]) -> list[int]:
         _check_lengths(keys, buffers)
@@ -260,13 +277,8 @@ class StoreClient(Management):
         sizes_bytes = [-1] * len(keys)
 
         def sink(index: int, size_bytes: int) -> list[memoryview] | None:
-            if size_bytes > room_bytes[index]:
-                return None
             sizes_bytes[index] = size_bytes
-            views = places[index]
-            if size_bytes == room_bytes[index]:
-                return views
-            return split_views(views, [size_bytes])[0]
+            return _first_bytes(places[index], size_bytes, room_bytes[index])
 
         statuses = self._fetch(keys, room_bytes, sink)
         ok = Status.OK
@@ -287,6 +299,12 @@ class StoreClient(Management):
         if link is None:
             return self._unavailable(self._counters.read, len(keys))
         return link.plane.submit_read(named_all(keys), sizes_bytes, sink).wait()
+
+    def _fetch_one(self, key: str | bytes, size_bytes: int, sink: Sink) -> Status:
+        link = self._keeper.current()
+        if link is None:
+            return self._unavailable(self._counters.read, 1)[0]
+        return link.plane.read_one(named(key), size_bytes, sink)
 
     def _unavailable(self, observe: Observer, num_keys: int) -> list[Status]:
         statuses = [Status.UNAVAILABLE] * num_keys

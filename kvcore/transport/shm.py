@@ -14,6 +14,7 @@ from kvcore.layout import extent_spans, layer_span, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import RunningSums, is_corrupt
+from kvcore.transport.lease_time import safe_end_s
 from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
 from kvcore.transport.parts import (
     CommitPart,
@@ -32,6 +33,7 @@ from kvcore.transport.parts import (
     status_of,
     statuses_of,
 )
+from kvcore.transport.pool_view import ObjectView, open_view
 from kvcore.transport.tcp import TcpTransport
 from kvcore.wire.messages import (
     Abort,
@@ -54,8 +56,6 @@ INLINE_PUT_BYTES = 240 << 10
 MAX_LINGERING_BYTES = 16 << 20
 MAX_LINGERING_LEASES = 4
 LINGERING_LEASE_MS = 2000
-# The store's clock and ours are the same one, but not read at the same moment.
-LEASE_MARGIN_S = 0.05
 UNLIMITED_BYTES = 1 << 62
 
 
@@ -85,8 +85,7 @@ class AcquirePart:
 
     def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
         channel = self._plane.channel
-        # The lease began somewhere between the request and its answer: the request is the safe guess. When
-        # too little is left of it by that guess, a new one is asked for, now without waiting.
+        # When too little is left of the lease a new one is asked for, now without waiting.
         while isinstance(outcome, AcquireReply) and time.monotonic() > self._lease_ends() and outcome.lease:
             channel.forget(Release, (outcome.lease,))
             self.call = self._acquire(wait_ms=0)
@@ -118,8 +117,7 @@ class AcquirePart:
         )
 
     def _lease_ends(self) -> float:
-        lease_s = self._lease_ms / 1e3
-        return self.call.sent_at + lease_s - min(LEASE_MARGIN_S, lease_s / 4)
+        return safe_end_s(self.call.sent_at, self._lease_ms)
 
     def _copy(self, reply: AcquireReply) -> list[Status]:
         if len(reply.grants) != len(self._keys):
@@ -275,6 +273,15 @@ class ShmTransport:
         if size_bytes <= self.inline_read_bytes:
             return self._inline.read_one(key, size_bytes, sink)
         return self.submit_read([key], [size_bytes], sink).wait()[0]
+
+    def view_one(self, key: bytes) -> ObjectView | None:
+        """A whole object in the pool, under a lease of its own."""
+        found = open_view(self, key)
+        if isinstance(found, Status):
+            self._inline.on_read((found,), 0)
+            return None
+        self._inline.on_read((Status.OK,), found.size_bytes)
+        return found
 
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
         """Whole objects of one layer."""

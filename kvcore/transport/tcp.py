@@ -36,6 +36,7 @@ from kvcore.transport.parts import (
     plan_write,
     status_of,
 )
+from kvcore.transport.pool_view import ObjectView
 from kvcore.wire.messages import Put, Read, ReadReply, Remove, Status, Write
 
 
@@ -195,6 +196,18 @@ class TcpTransport:
         status = read.run(self.channel, time.monotonic() + self.timeout_s)
         self.on_read((status,), read.moved_bytes)
         return status
+
+    def view_one(self, key: bytes) -> ObjectView | None:
+        """A whole object, copied: this plane has no memory in common with the store."""
+        views: list[memoryview] = []
+
+        def sink(index: int, size_bytes: int) -> list[memoryview]:
+            views.append(memoryview(bytearray(size_bytes)))
+            return views
+
+        if self.read_one(key, self.channel.max_payload_bytes, sink) is not Status.OK:
+            return None
+        return ObjectView([view.toreadonly() for view in views], total_bytes(views))
 
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
         """Whole objects of one layer, reserved, written and sealed in one round trip."""

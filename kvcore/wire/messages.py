@@ -13,6 +13,8 @@ contiguous bytes of its layers [layer_begin, layer_end).
 
 import msgspec
 
+from kvcore.wire.managing import Describe as Describe
+from kvcore.wire.managing import DescribeReply as DescribeReply
 from kvcore.wire.managing import Drain as Drain
 from kvcore.wire.managing import DrainReply as DrainReply
 from kvcore.wire.managing import Evict as Evict
@@ -51,8 +53,8 @@ class ShmOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where to fetch the pool memfd: connect to `attach_path` (a Unix socket), send `nonce`, receive it.
 
     The attach connection must stay open as long as the pool is mapped: its end is the store's proof that the
-    mapping is gone (kernel order at exit: memory first, then files). On `unix_path`, if it is given, the store
-    speaks this protocol, too: messages cost less there than over TCP.
+    mapping is gone (kernel order at exit: memory first, then files). On `unix_path`, if it is given, the
+    store speaks this protocol, too: messages cost less there than over TCP.
     """
 
     attach_path: str
@@ -240,7 +242,10 @@ class ReadReply(Message, frozen=True, array_like=True, tag=31):
 
 
 class Await(Message, frozen=True, array_like=True, tag=32):
-    """Answer once `layer_end` layers of each key are committed, or `wait_ms` passed: StatusReply."""
+    """Answer once `layer_end` layers (0: all) of each key are committed, or `wait_ms` passed: StatusReply.
+
+    With `wait_ms` 0 it waits for no writer, but brings what is on SSD to DRAM: this is how to prefetch.
+    """
 
     keys: list[bytes]
     layer_end: int
@@ -301,6 +306,7 @@ Request = (
     | Stats
     | Drain
     | Verify
+    | Describe
 )
 Reply = (
     HelloReply
@@ -316,4 +322,5 @@ Reply = (
     | StatsReply
     | DrainReply
     | VerifyReply
+    | DescribeReply
 )
