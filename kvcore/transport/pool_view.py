@@ -1,6 +1,7 @@
 """Reading without a copy: an object's bytes where the store keeps them, for as long as a lease holds."""
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -64,6 +65,7 @@ class _LeasedView(ObjectView):
         self._leased_at = leased_at
         self._timeout_s = timeout_s
         self._mapped = mapped
+        self._pid = os.getpid()
         self._is_open = True
 
     def still_valid(self) -> bool:
@@ -82,13 +84,14 @@ class _LeasedView(ObjectView):
         return True
 
     def close(self) -> None:
-        if self._is_open:
+        if self._is_open and os.getpid() == self._pid:
             self._is_open = False
             super().close()
             self._mapped.close()
             self._channel.forget(Release, (self._lease,))
 
     def __del__(self) -> None:
+        # Not in a forked child: lease and connection are the parent's.
         self.close()
 
 

@@ -1,6 +1,7 @@
 """get_view: bytes in the store's own memory, which stay what they are while a lease holds."""
 
 import gc
+import multiprocessing
 import os
 import time
 
@@ -113,3 +114,14 @@ def test_a_view_outlives_its_client(store):
     client.close()
     assert not view.still_valid() and bytes(view.views[0]) == bytes(SIZE)
     view.close()
+
+
+def test_a_forked_child_does_not_end_the_lease_of_its_parent(store):
+    with StoreClient.connect(store.address, planes=("shm",)) as client:
+        assert client.put("forked", bytes(SIZE)) is Status.OK
+        view = client.get_view("forked")
+        child = multiprocessing.get_context("fork").Process(target=view.close)
+        child.start()
+        child.join()
+        assert child.exitcode == 0 and client.stats()[metrics.LEASES] == 1 and view.still_valid()
+        view.close()
