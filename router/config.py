@@ -77,6 +77,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         Meta(gt=0, description="how long a decode engine waits for layers of its prefill engine"),
     ] = 30_000
+    bootstrap_port: Annotated[
+        int, Meta(gt=0, le=65535, description="of prefill engines: SGLang's --disaggregation-bootstrap-port")
+    ] = 8998
     kv_events: Annotated[
         tuple[str, ...],
         Meta(description="KV events of engines, URL=ENDPOINT[,REPLAY] each"),

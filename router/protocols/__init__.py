@@ -2,9 +2,15 @@
 
 from kvcore.errors import ConfigError
 from router.protocols.base import Exchange
+from router.protocols.nixl import NixlExchange
+from router.protocols.sglang import SglangExchange
 from router.protocols.suite import SuiteExchange
 
-PD_PROTOCOLS: dict[str, type[Exchange]] = {"suite": SuiteExchange}
+PD_PROTOCOLS: dict[str, type[Exchange]] = {
+    "suite": SuiteExchange,
+    "nixl": NixlExchange,
+    "sglang": SglangExchange,
+}
 
 
 def pd_protocol(name: str) -> type[Exchange]:

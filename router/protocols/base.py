@@ -62,7 +62,7 @@ class Exchange:
         self._retries = 0
         self._retry_after = b""
         self.is_over = False
-        self._explanation = b""
+        self.extra_lines = b""  # of the response head, ours
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -86,7 +86,7 @@ class Exchange:
         """Books a decision; False when it is a rejection, which is then answered."""
         self.services.decisions.note(self.shown_id, self.view.prompt_tokens, decision)
         if decisions.REQUEST_HEADER in self.request.headers:
-            self._explanation = decisions.header_line(self.view.prompt_tokens, decision)
+            self.extra_lines += decisions.header_line(self.view.prompt_tokens, decision)
         if decision.reject is not None or decision.decode is None:
             self.reject(decision.reject)
             return False
@@ -106,6 +106,13 @@ class Exchange:
     def has_answer(self) -> bool:
         """Bytes of an answer have gone to the client: from here on nothing can be tried again."""
         return self._first_byte_at > 0.0
+
+    @property
+    def timeout_text(self) -> str:
+        return f"{self.services.config.request_timeout_ms / 1e3:g} s"
+
+    def is_late(self, now: float) -> bool:
+        return now >= self._deadline
 
     def now(self) -> float:
         return self._loop.time()
@@ -157,7 +164,7 @@ class Exchange:
 
     def _relay(self, leg: Leg) -> None:
         client = self._client
-        extra = self._explanation if leg.header(b"x-request-id") else self._id_line + self._explanation
+        extra = self.extra_lines if leg.header(b"x-request-id") else self._id_line + self.extra_lines
         write: Callable[[bytes], object] = client.write
         if self.view.prompt_tokens and (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
             self._meter = AnswerMeter(write, self._first_token)
@@ -263,7 +270,7 @@ class Exchange:
 
     def _respond(self, response: Response) -> None:
         self._settle(response.status)
-        self._client.respond(replace(response, headers=response.headers + self._id_line + self._explanation))
+        self._client.respond(replace(response, headers=response.headers + self._id_line + self.extra_lines))
 
     def give_up(self, status: int, message: str) -> None:
         """The router's own error. An engine's Retry-After survives it."""
@@ -307,9 +314,9 @@ class Exchange:
 
     def sweep(self, now: float) -> None:
         leg, instance = self._answer, self._instance
-        if now < self._deadline or leg is None or instance is None:
+        if leg is None or instance is None or not self.is_late(now):
             return
-        reason = f"took longer than {self.services.config.request_timeout_ms / 1e3:g} s"
+        reason = f"took longer than {self.timeout_text}"
         instance.breaker.failed(now)
         self.services.metrics.leg_over(instance, "timeout")
         self.log_failure(instance, reason)

@@ -1,0 +1,148 @@
+"""Two legs that need each other: both go out at once, and when one fails the other is closed at once.
+
+An engine whose partner never comes waits for minutes (sgl-project/sglang#9726: 300 s), so each try is a fresh
+pair, with names of its own, and nothing is ever sent to one side alone.
+"""
+
+import msgspec
+
+from router.core.decision import Decision, Rejection, RejectReason
+from router.core.view import RequestView
+from router.http.leg import Leg
+from router.http.request import Request
+from router.http.server import ClientConnection
+from router.instance import Instance
+from router.protocols.base import Exchange, Services
+from router.protocols.bodies import Fields, read_fields
+
+
+class PairExchange(Exchange):
+    """A protocol says what the two bodies are."""
+
+    def __init__(
+        self, services: Services, client: ClientConnection, request: Request, view: RequestView
+    ) -> None:
+        super().__init__(services, client, request, view)
+        self.fields: Fields = {}
+        self._decode_body = b""
+        self._prefill: _PrefillLeg | None = None
+
+    def bodies(self, prefill: Instance) -> tuple[bytes, bytes]:
+        """(prefill's, decode's) for one try with this prefill instance; never the same names twice."""
+        raise AssertionError("a protocol has bodies")
+
+    def start(self) -> None:
+        try:
+            self.fields = read_fields(self.request.body)
+        except msgspec.DecodeError as error:
+            self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
+            return
+        now = self.now()
+        decision = self._schedule_pair(now)
+        if self.accept(decision, now):
+            self._send_pair(decision, now)
+
+    def _schedule_pair(self, now: float) -> Decision:
+        services = self.services
+        decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
+        if decision.reject is None and decision.prefill is None:
+            detail = "no prefill engine is available, and decode engines cannot prefill here"
+            return Decision(reject=Rejection(RejectReason.NO_INSTANCE, detail=detail))
+        return decision
+
+    def _send_pair(self, decision: Decision, now: float) -> None:
+        assert decision.prefill is not None and decision.decode is not None
+        instance = self.services.cluster.instances[decision.prefill.instance_id]
+        prefill_body, self._decode_body = self.bodies(instance)
+        self._prefill = prefill = _PrefillLeg(self, instance)
+        prefill.leg = self.send(prefill, decision.prefill, prefill_body, now)
+        self.send_answer(decision.decode, now)
+
+    def answer_body(self) -> bytes:
+        return self._decode_body
+
+    def _retry_answer(self, leg: Leg, reason: str, now: float) -> bool:
+        """The decode leg failed: its partner is of no use any more."""
+        assert self._instance is not None
+        self.exclude(self._instance)
+        if not self._send_another_pair("answer", reason, now):
+            return False
+        leg.cancel()
+        return True
+
+    def _send_another_pair(self, leg_name: str, reason: str, now: float) -> bool:
+        decision = self._schedule_pair(now)
+        if decision.reject is not None or not self.may_retry(now):
+            return False
+        self.services.metrics.retries[leg_name, reason] += 1
+        self._cancel_prefill()
+        self.resent(decision, now)
+        self._send_pair(decision, now)
+        return True
+
+    def _cancel_prefill(self) -> None:
+        prefill, self._prefill = self._prefill, None
+        if prefill is not None:
+            prefill.cancel()
+
+    def prefill_over(self, prefill: "_PrefillLeg", leg: Leg, reason: str) -> None:
+        """It ended in whatever way. A good end is nothing to do: the decode engine has or gets the KV."""
+        now = self.now()
+        status = leg.status
+        if not leg.failure and status < 300:
+            prefill.instance.breaker.succeeded()
+            self.services.cluster.book.first_token(self.view.request_id, now)
+            return
+        is_bad_request = not leg.failure and 400 <= status < 500 and status != 429
+        if not is_bad_request:
+            if status != 429:
+                prefill.instance.breaker.failed(now)
+            self.log_failure(prefill.instance, leg.failure or f"answered {status}")
+        if self.has_answer or self.is_over:
+            return
+        decode_leg, decode_instance = self._answer, self._instance
+        if is_bad_request:
+            self.pass_on(leg)
+            return
+        self.exclude(prefill.instance)
+        if self._send_another_pair("prefill", reason, now):
+            if decode_leg is not None:
+                self.services.metrics.leg_over(decode_instance, "cancelled")
+                decode_leg.cancel()
+        elif leg.failure:
+            self.cancel_answer()
+            self.give_up(502, f"the prefill engine at {prefill.instance.url} {leg.failure}")
+        else:
+            self.pass_on(leg)
+
+    def settled(self, status: int) -> None:
+        if status >= 400:
+            self._cancel_prefill()
+
+
+class _PrefillLeg:
+    """Its answer is held: only whether it came matters."""
+
+    def __init__(self, exchange: PairExchange, instance: Instance) -> None:
+        self._exchange = exchange
+        self.instance = instance
+        self.leg: Leg | None = None
+
+    def cancel(self) -> None:
+        leg, self.leg = self.leg, None
+        if leg is not None:
+            self._exchange.services.metrics.leg_over(self.instance, "cancelled")
+            leg.cancel()
+
+    def leg_head(self, leg: Leg) -> None:
+        pass
+
+    def leg_ended(self, leg: Leg) -> None:
+        self.leg = None
+        self._exchange.services.metrics.leg_over(self.instance, leg.status)
+        self._exchange.prefill_over(self, leg, str(leg.status))
+
+    def leg_lost(self, leg: Leg) -> None:
+        self.leg = None
+        self._exchange.services.metrics.leg_over(self.instance, "lost")
+        self._exchange.prefill_over(self, leg, "lost")
