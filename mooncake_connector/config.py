@@ -66,6 +66,19 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ge=1, description="host memory for layers on their way to the store; full: blocks are not saved"
         ),
     ] = 256 << 20
+    load_staging_size_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="pinned host memory for blocks on their way to a device; full: loads take turns",
+        ),
+    ] = 512 << 20
+    staging: Annotated[
+        Literal["auto", "always"],
+        Meta(
+            description="auto: pinned host memory between a KV cache on a device and the store; always: tests"
+        ),
+    ] = "auto"
     drain_timeout_ms: Annotated[
         float, Meta(ge=0, description="how long a shutdown waits for layers on their way to the store")
     ] = 3_000

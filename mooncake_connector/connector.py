@@ -26,7 +26,7 @@ from mooncake_connector.log import get_logger
 from mooncake_connector.metadata import LoadMode, RankAnswer, StepPlan
 from mooncake_connector.scheduler_side import SchedulerSide
 from mooncake_connector.stats import SuiteConnectorStats, SuitePromMetrics
-from mooncake_connector.tensors import host_bytes
+from mooncake_connector.tensors import open_kv_memory
 from mooncake_connector.worker_side import WorkerSide
 
 logger = get_logger(__name__)
@@ -115,13 +115,11 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         worker = self._worker_side()
         try:
             compat.check_supported(self._vllm_config, self._kv_cache_config)
-            layers = {name: host_bytes(name, tensor) for name, tensor in kv_caches.items()}
         except ConfigError as error:
             worker.disable(str(error))
             return
         worker.register(
-            layers,
-            self._kv_cache_config.num_blocks,
+            lambda: open_kv_memory(kv_caches, self._kv_cache_config.num_blocks, self._config),
             lambda: compat.engine_facts(self._vllm_config, self._kv_cache_config, kv_caches),
         )
 

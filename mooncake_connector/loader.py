@@ -1,7 +1,8 @@
 """Runs the loads of requests in threads and tells the engine's thread how they ended.
 
 A load never outlives its deadline by more than a transfer's grace, always ends in a report, and leaves no
-block half-written: blocks that did not come are zero-filled before anybody is told.
+block half-written: blocks that did not come are zero-filled before anybody is told, and on a device what did
+come has been copied there.
 """
 
 import threading
@@ -13,7 +14,7 @@ from kvcore import metrics
 from kvcore.client.base import LayerwiseStore
 from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
-from mooncake_connector.kv_layout import KVLayout
+from mooncake_connector.kv_memory import REACHED, Done, KVMemory
 from mooncake_connector.load_job import (
     TRANSFER_GRACE_MS,
     LoadContext,
@@ -31,13 +32,14 @@ class _Load:
         self.context = context
         self.layers_done = 0
         self.lost_blocks: set[int] = set()
+        self.layer_in: list[Done] = []  # reached when layer l is in the engine's tensors; may end early
 
 
 class Loader:
     def __init__(
         self,
         store: LayerwiseStore,
-        layout: KVLayout,
+        memory: KVMemory,
         keys_of: Callable[[Sequence[bytes]], list[bytes]],
         counters: Counters,
         trace: LayerTrace,
@@ -47,7 +49,8 @@ class Loader:
         batch_blocks: int,
     ) -> None:
         self._store = store
-        self._layout = layout
+        self._memory = memory
+        self._layout = memory.layout
         self._keys_of = keys_of
         self._counters = counters
         self._trace = trace
@@ -59,6 +62,7 @@ class Loader:
         self._changed = threading.Condition()
         self._running: dict[str, _Load] = {}
         self._sync: list[_Load] = []
+        self._refused_sync = False
         self._finished_requests: set[str] = set()
         self._failed_blocks: set[int] = set()
 
@@ -67,9 +71,11 @@ class Loader:
     def start(self, specs: Iterable[LoadSpec]) -> None:
         for spec in specs:
             try:
+                self._memory.begin_loads()
                 self._submit(spec)
             except Exception as error:  # a request that is never reported would wait for ever
                 self._guard.report("load", error)
+                self._refused_sync |= spec.mode is LoadMode.SYNC
                 self._report(spec, spec.block_ids)
 
     def _submit(self, spec: LoadSpec) -> None:
@@ -86,9 +92,9 @@ class Loader:
 
         False when blocks were given up: what this step computes with them is worthless.
         """
+        intact = not self._refused_sync
         if not self._sync:
-            return True
-        intact = True
+            return intact
         with self._changed:
             for load in self._sync:
                 limit = max(0.0, load.context.deadline - time.monotonic()) + 2 * TRANSFER_GRACE_MS / 1e3
@@ -96,12 +102,14 @@ class Loader:
                 if not arrived:
                     self._failed_blocks.update(load.spec.block_ids)
                 intact = intact and arrived and not load.lost_blocks
+                if load.layer_in:
+                    self._memory.engine_after(load.layer_in[min(layer, len(load.layer_in) - 1)])
         return intact
 
     def end_step(self) -> bool:
         """Ends the synchronous part of a step; False as in wait_layer."""
         intact = self.wait_layer(self._layout.num_layers - 1)
-        self._sync = []
+        self._sync, self._refused_sync = [], False
         return intact
 
     def take_finished(self) -> tuple[set[str], set[int]]:
@@ -141,14 +149,16 @@ class Loader:
 
         deadline = time.monotonic() + spec.timeout_ms / 1e3
         return LoadContext(
-            self._store, self._layout, keys, spec.block_ids, deadline, self._batch_blocks, on_layers
+            self._store, self._memory, keys, spec.block_ids, deadline, self._batch_blocks, on_layers
         )
 
     def _run(self, load: _Load) -> None:
         complete = 0
         started = time.monotonic()
         try:
-            complete = self._load(load)
+            loaded = self._load(load)
+            self._memory.delivered().wait()
+            complete = loaded
         except Exception as error:
             self._guard.report("load", error)
         finally:
@@ -172,6 +182,7 @@ class Loader:
     def _layer_done(self, load: _Load, layer: int, complete: int) -> None:
         self._give_up(load, complete)
         with self._changed:
+            load.layer_in.append(self._memory.delivered())
             load.layers_done = layer + 1
             self._changed.notify_all()
 
@@ -181,7 +192,7 @@ class Loader:
         if not lost:
             return
         load.lost_blocks.update(lost)
-        self._layout.zero(lost)
+        self._memory.zero(lost)
         if load.spec.mode is LoadMode.SYNC:
             # The step that runs right now must report them; it ends once the last layer counts as done.
             with self._changed:
@@ -189,6 +200,10 @@ class Loader:
 
     def _finish(self, load: _Load, complete: int) -> None:
         self._guard.call(None, self._give_up, load, complete)
+        zeroed = self._guard.call(REACHED, self._memory.delivered)
+        if load.spec.mode is not LoadMode.SYNC:
+            # The engine does not look for `layer_in` then: what it is told of must be there.
+            self._guard.call(None, zeroed.wait)
         self._counters.add(metrics.LOADED_BLOCKS_TOTAL, complete)
         self._counters.add(metrics.LOADED_BYTES_TOTAL, complete * self._layout.block_size_bytes)
         lost = load.spec.block_ids[complete:]
@@ -196,6 +211,7 @@ class Loader:
             self._counters.add(metrics.LOADS_FAILED_TOTAL)
             self._counters.add(metrics.LOAD_FAILED_BLOCKS_TOTAL, len(lost))
         with self._changed:
+            load.layer_in.append(zeroed)
             load.layers_done = self._layout.num_layers
         self._report(load.spec, lost if load.spec.mode is not LoadMode.SYNC else [])
 

@@ -1,7 +1,8 @@
 """Layer-wise save: layer l goes to the store while the engine computes layer l + 1.
 
-In a step the engine's thread calls begin_step, save_layer for each layer, end_step; each copies and queues,
-none waits. One save thread reserves, writes and commits, so the layers of a block are committed in order.
+In a step the engine's thread calls begin_step, save_layer for each layer, end_step; each copies (or has the
+device copy) and queues, none waits. One save thread reserves, waits for the copies, writes and commits, so
+the layers of a block are committed in order.
 Losing a save is never an error: it is a later miss, counted here.
 """
 
@@ -14,7 +15,7 @@ from kvcore.client.base import LayerwiseStore
 from kvcore.wire.messages import Status
 from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
-from mooncake_connector.kv_layout import KVLayout
+from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.metadata import SaveSpec
 from mooncake_connector.staging import Staging
 from mooncake_connector.step_save import LayerRun, StepSave
@@ -29,7 +30,7 @@ class Saver:
     def __init__(
         self,
         store: LayerwiseStore,
-        layout: KVLayout,
+        memory: KVMemory,
         staging: Staging,
         keys_of: Callable[[Sequence[bytes]], list[bytes]],
         counters: Counters,
@@ -37,7 +38,8 @@ class Saver:
         guard: Guard,
     ) -> None:
         self._store = store
-        self._layout = layout
+        self._memory = memory
+        self._layout = memory.layout
         self._staging = staging
         self._keys_of = keys_of
         self._counters = counters
@@ -71,7 +73,11 @@ class Saver:
 
     def save_layer(self, layer: int) -> None:
         if (step := self._step) is not None:
-            lost = step.snapshot(layer, self._layout, self._staging)
+            try:
+                lost = step.snapshot(layer, self._memory, self._staging)
+            except Exception:
+                self.abandon_step()
+                raise
             self._counters.add(metrics.SAVE_SKIPPED_STAGING_TOTAL, lost)
             self._queue.put(step)
 
@@ -151,7 +157,8 @@ class Saver:
             self._abort(step, lost)
         if not whole:
             return
-        buffers = [[self._staging.row(slots[index]).data for slots in run.slots] for index in whole]
+        run.wait_copied()
+        buffers = [[self._staging.rows.row(slots[index]) for slots in run.slots] for index in whole]
         keys = [step.keys[index] for index in whole]
         statuses = self._store.write_layers(keys, run.begin, run.end, buffers).wait()
         failed = [index for index, status in zip(whole, statuses, strict=True) if status is not Status.OK]

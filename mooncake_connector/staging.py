@@ -1,29 +1,35 @@
 """Host memory in which saved layers wait for the store: a bounded set of slots, each one layer of one block.
 
-The engine's blocks are copied here inside the step and are free again at once; nothing ever holds them.
+The engine's blocks are copied here in the order of the engine's own work and are free again after that;
+nothing ever holds them.
 """
 
+import heapq
 import threading
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from kvcore.errors import ConfigError
 from kvcore.units import format_size
-from mooncake_connector.kv_layout import ByteArray
+from mooncake_connector.kv_memory import HostRows, plain_rows
 
 
 class Staging:
-    """Thread-safe. Memory is touched slot by slot, so an idle engine does not pay for all of it."""
+    """Thread-safe. `make_rows(num_rows, row_size_bytes)` says what memory it is made of."""
 
-    def __init__(self, slot_size_bytes: int, size_bytes: int) -> None:
+    def __init__(
+        self,
+        slot_size_bytes: int,
+        size_bytes: int,
+        make_rows: Callable[[int, int], HostRows] = plain_rows,
+    ) -> None:
         self.num_slots = size_bytes // slot_size_bytes
         if self.num_slots == 0:
             raise ConfigError(
                 f"staging_size_bytes of {format_size(size_bytes)} does not hold one layer of one block "
                 f"({format_size(slot_size_bytes)}): make it larger"
             )
-        self._memory = np.empty((self.num_slots, slot_size_bytes), dtype=np.uint8)
-        self._free = list(range(self.num_slots - 1, -1, -1))
+        self.rows = make_rows(self.num_slots, slot_size_bytes)
+        self._free = list(range(self.num_slots))  # a heap
         self._lock = threading.Lock()
 
     @property
@@ -33,13 +39,11 @@ class Staging:
     def take(self, num_slots: int) -> list[int]:
         """As many free slots as there are, at most `num_slots`; never waits."""
         with self._lock:
-            # Last given, first taken: its memory is still in the cache.
-            return [self._free.pop() for _ in range(min(num_slots, len(self._free)))]
+            # The lowest first: they lie together, so that a device copies many at once, and are used again
+            # and again, so that little of the memory is ever touched.
+            return [heapq.heappop(self._free) for _ in range(min(num_slots, len(self._free)))]
 
-    def give(self, slots: list[int]) -> None:
+    def give(self, slots: Sequence[int]) -> None:
         with self._lock:
-            self._free.extend(slots)
-
-    def row(self, slot: int) -> ByteArray:
-        row: ByteArray = self._memory[slot]
-        return row
+            for slot in slots:
+                heapq.heappush(self._free, slot)

@@ -1,13 +1,13 @@
 """The blocks that become full in one engine step, and how far each is on its way to the store.
 
-Two threads share a StepSave. The engine's thread copies layers into staging slots (`snapshot`); the save
-thread learns which blocks it may write (`grant`) and takes finished layers away in order (`next_run`).
+Two threads share a StepSave. The engine's thread has layers copied into staging slots (`snapshot`); the save
+thread learns which blocks it may write (`grant`) and takes layers away in order (`next_run`).
 """
 
 import threading
 from collections.abc import Sequence
 
-from mooncake_connector.kv_layout import KVLayout
+from mooncake_connector.kv_memory import Done, KVMemory
 from mooncake_connector.metadata import SaveSpec
 from mooncake_connector.staging import Staging
 
@@ -17,10 +17,16 @@ Slots = dict[int, int]  # index of a block in the step -> its staging slot
 class LayerRun:
     """Layers [begin, end) that can be committed now; slots[l - begin] are those of layer l."""
 
-    def __init__(self, begin: int, slots: list[Slots]) -> None:
+    def __init__(self, begin: int, slots: list[Slots], copied: list[Done]) -> None:
         self.begin = begin
         self.end = begin + len(slots)
         self.slots = slots
+        self._copied = copied
+
+    def wait_copied(self) -> None:
+        """Returns when the slots hold their layers."""
+        for done in self._copied:
+            done.wait()
 
 
 class StepSave:
@@ -50,7 +56,7 @@ class StepSave:
         self._lock = threading.Lock()
         self._live = list(range(len(self.keys)))
         self._taken: set[int] = set()
-        self._waiting: dict[int, Slots] = {}
+        self._waiting: dict[int, tuple[Slots, Done]] = {}
         self._next_layer = 0
         self.granted: list[int] | None = None
         self.abandoned = False
@@ -62,7 +68,7 @@ class StepSave:
 
     # ---- engine thread
 
-    def snapshot(self, layer: int, layout: KVLayout, staging: Staging) -> int:
+    def snapshot(self, layer: int, memory: KVMemory, staging: Staging) -> int:
         """Copies one layer of all blocks still of interest; returns how many found no staging slot.
 
         A block that misses one layer is lost, and its later layers are not copied any more.
@@ -73,10 +79,14 @@ class StepSave:
             self._taken.add(layer)
             live = self._live
         slots = dict(zip(live, staging.take(len(live)), strict=False))
-        for index, slot in slots.items():
-            layout.copy_out(layer, self.block_ids[index], staging.row(slot))
+        block_ids = [self.block_ids[index] for index in slots]
+        try:
+            copied = memory.copy_out(layer, block_ids, staging.rows, list(slots.values()))
+        except BaseException:
+            staging.give(list(slots.values()))
+            raise
         with self._lock:
-            self._waiting[layer] = slots
+            self._waiting[layer] = slots, copied
             if len(slots) < len(live):
                 # The leading blocks are kept: a prefix is of use only from its beginning.
                 self._live = [index for index in self._live if index in slots]
@@ -108,16 +118,20 @@ class StepSave:
     def next_run(self) -> LayerRun | None:
         """The layers that have arrived without a gap since the last call."""
         with self._lock:
-            begin, slots = self._next_layer, []
+            begin = self._next_layer
+            ready: list[tuple[Slots, Done]] = []
             while self._next_layer in self._waiting:
-                slots.append(self._waiting.pop(self._next_layer))
+                ready.append(self._waiting.pop(self._next_layer))
                 self._next_layer += 1
-            return LayerRun(begin, slots) if slots else None
+            return (
+                LayerRun(begin, [slots for slots, _ in ready], [done for _, done in ready]) if ready else None
+            )
 
     def leftover_slots(self) -> list[int]:
-        """Takes away all slots that will not be written any more."""
+        """Takes away all slots that will not be written any more. A device may still be copying into some:
+        whoever takes them next has his copies done after those, in the same queue."""
         with self._lock:
-            slots = [slot for layer in self._waiting.values() for slot in layer.values()]
+            slots = [slot for layer, _ in self._waiting.values() for slot in layer.values()]
             self._waiting.clear()
             return slots
 

@@ -4,7 +4,7 @@ Order of calls within a step is vLLM's (KVConnectorModelRunnerMixin): begin_step
 layer wait_layer and save_layer, [start_loads], end_step, take_finished, take_failed_blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kvcore.client.base import LayerwiseStore
 from kvcore.errors import KVError
@@ -12,7 +12,7 @@ from kvcore.keys import block_keys
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.guard import Guard
-from mooncake_connector.kv_layout import ByteArray, KVLayout
+from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.loader import Loader
 from mooncake_connector.log import get_logger
 from mooncake_connector.metadata import RankAnswer, StepPlan
@@ -48,19 +48,17 @@ class WorkerSide:
         self._plan = StepPlan()
         self._failed_blocks: set[int] = set()
         self._store: LayerwiseStore | None = None
-        self._layout: KVLayout | None = None
+        self._memory: KVMemory | None = None
         self._saver: Saver | None = None
         self._loader: Loader | None = None
 
-    def register(
-        self, layers: Mapping[str, ByteArray], num_blocks: int, facts: Callable[[], EngineFacts]
-    ) -> None:
-        """Takes the KV cache: layer name -> uint8 view of its memory, kept as long as the engine lives.
+    def register(self, memory: Callable[[], KVMemory], facts: Callable[[], EngineFacts]) -> None:
+        """Takes the KV cache, which is kept as long as the engine lives.
 
         An engine that cannot share its KV goes on without us; the reason is logged and kept in `answer`.
         """
         try:
-            self._start(KVLayout(layers, num_blocks), facts())
+            self._start(memory(), facts())
         except (KVError, OSError, ValueError) as error:
             self.disable(str(error))
 
@@ -68,21 +66,22 @@ class WorkerSide:
         self.answer = RankAnswer(reason=reason)
         logger.error("KV blocks of this engine are neither saved nor loaded: %s", reason)
 
-    def _start(self, layout: KVLayout, facts: EngineFacts) -> None:
+    def _start(self, memory: KVMemory, facts: EngineFacts) -> None:
+        layout = memory.layout
         namespace = build_namespace(facts, layout, self.config)
         digest = namespace.digest()
-        staging = Staging(layout.layer_size_bytes, self.config.staging_size_bytes)
+        staging = Staging(layout.layer_size_bytes, self.config.staging_size_bytes, memory.make_rows)
         store = self._make_store()
 
         def keys_of(block_hashes: Sequence[bytes]) -> list[bytes]:
             return block_keys(digest, block_hashes)
 
-        self._store, self._layout = store, layout
+        self._store, self._memory = store, memory
         if facts.writes:
-            self._saver = Saver(store, layout, staging, keys_of, self.counters, self._trace, self.guard)
+            self._saver = Saver(store, memory, staging, keys_of, self.counters, self._trace, self.guard)
         self._loader = Loader(
             store,
-            layout,
+            memory,
             keys_of,
             self.counters,
             self._trace,
@@ -117,22 +116,26 @@ class WorkerSide:
 
     def wait_layer(self, layer_name: str) -> None:
         """Returns when the layer's KV is in the engine's blocks, or its load has failed."""
-        if self._loader is not None and self._layout is not None:
-            layer = self._layout.layer_index.get(layer_name)
+        if self._loader is not None and self._memory is not None:
+            layer = self._memory.layout.layer_index.get(layer_name)
             if layer is not None and not self._loader.wait_layer(layer):
                 self._distrust_step()
 
     def save_layer(self, layer_name: str) -> None:
-        if self._saver is not None and self._layout is not None and self._layer_hooks:
-            layer = self._layout.layer_index.get(layer_name)
+        if self._saver is not None and self._memory is not None and self._layer_hooks:
+            layer = self._memory.layout.layer_index.get(layer_name)
             if layer is not None:
                 self._saver.save_layer(layer)
 
     def end_step(self) -> None:
-        if self._loader is not None and not self._loader.end_step():
-            self._distrust_step()
-        if self._saver is not None:
-            self._saver.end_step()
+        try:
+            if self._loader is not None and not self._loader.end_step():
+                self._distrust_step()
+            if self._saver is not None:
+                self._saver.end_step()
+        finally:
+            if self._memory is not None:
+                self._memory.end_saves()
 
     def _distrust_step(self) -> None:
         """Some request computed on top of KV that did not come, and others may share its blocks: vLLM throws

@@ -12,11 +12,14 @@ from kvcore.client.fake import FakeStore, FakeStoreClient
 from kvcore.keys import NAMESPACE_BYTES, block_key
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
+from mooncake_connector.device import Lane
 from mooncake_connector.guard import Guard
-from mooncake_connector.kv_layout import KVLayout
+from mooncake_connector.host_memory import HostMemory
+from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec, StepPlan
 from mooncake_connector.namespace import EngineFacts
 from mooncake_connector.worker_side import WorkerSide
+from tests.unit.mooncake_connector.fake_device import FakeDevice, staged_memory
 
 BLOCK_TOKENS = 4
 NUM_LAYERS = 3
@@ -79,24 +82,65 @@ def connector_config(**changes: Any) -> ConnectorConfig:
 class Engine:
     """One rank: WorkerSide over its own KV memory, and steps that compute and check KV."""
 
+    ring_blocks = 0  # more: the KV memory lies on a (fake) device; so many blocks fit each ring of loads
+
     def __init__(
-        self, store: FakeStore, *, layer_hooks: bool = True, facts: EngineFacts | None = None, **config: Any
+        self,
+        store: FakeStore,
+        *,
+        layer_hooks: bool = True,
+        facts: EngineFacts | None = None,
+        favourite: Sequence[Lane] = (),
+        seed: int | None = None,
+        **config: Any,
     ) -> None:
+        """`favourite` and `seed`: in which order a fake device works (FakeDevice)."""
         self.client = FakeStoreClient(store, timeout_ms=DEADLINE_MS)
         self.layers = make_layers(fill=255)
         self.worker = WorkerSide(connector_config(**config), lambda: self.client, layer_hooks=layer_hooks)
-        self.worker.register(self.layers, NUM_BLOCKS, lambda: facts or engine_facts())
+        self.device: FakeDevice | None = None
+        self.worker.register(lambda: self._memory(favourite, seed), lambda: facts or engine_facts())
+
+    def _memory(self, favourite: Sequence[Lane], seed: int | None) -> KVMemory:
+        if not self.ring_blocks:
+            return HostMemory(self.layers, NUM_BLOCKS)
+        size_bytes = 2 * self.ring_blocks * NUM_LAYERS * LAYER_BYTES
+        memory, self.device = staged_memory(self.layers, NUM_BLOCKS, size_bytes, favourite, seed)
+        return memory
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Something the model does: at once, or when its device gets to it."""
+        if self.device is None:
+            work()
+        else:
+            self.device.queue(Lane.COMPUTE, work)
+
+    def finish_device(self) -> None:
+        if self.device is not None:
+            self.device.finish()
 
     def compute(self, layer: int, block_id: int, block_hash: bytes) -> None:
-        self.layers[f"model.layers.{layer}.attn"][block_id] = kv_bytes(block_hash, layer)
+        def work() -> None:
+            self.layers[f"model.layers.{layer}.attn"][block_id] = kv_bytes(block_hash, layer)
+
+        self.queue(work)
+
+    def overwrite(self, block_ids: Sequence[int], value: int) -> None:
+        def work() -> None:
+            for array in self.layers.values():
+                array[list(block_ids)] = value
+
+        self.queue(work)
 
     def holds(self, block_id: int, block_hash: bytes) -> bool:
+        self.finish_device()
         return all(
             np.array_equal(self.layers[f"model.layers.{layer}.attn"][block_id], kv_bytes(block_hash, layer))
             for layer in range(NUM_LAYERS)
         )
 
     def is_zero(self, block_id: int) -> bool:
+        self.finish_device()
         return not any(array[block_id].any() for array in self.layers.values())
 
     def step(
@@ -198,5 +242,5 @@ def scheduler_output(
     )
 
 
-def make_layout(layers: dict[str, Any]) -> KVLayout:
-    return KVLayout(layers, next(iter(layers.values())).shape[0])
+def host_memory(layers: dict[str, Any]) -> HostMemory:
+    return HostMemory(layers, next(iter(layers.values())).shape[0])

@@ -16,6 +16,7 @@ from kvcore.wire.messages import Status
 from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec
 from tests.unit.mooncake_connector.rig import DEADLINE_MS, NUM_LAYERS, Engine, block_hashes, name_of
 
+pytestmark = pytest.mark.usefixtures("memory_kind")
 HASHES = block_hashes(range(24))
 BLOCKS = [9, 4, 11, 2, 13, 6]
 

@@ -11,7 +11,7 @@ import pytest
 from kvcore.errors import ConfigError
 from mooncake_connector.namespace import build_namespace
 from mooncake_connector.weights import weights_identity
-from tests.unit.mooncake_connector.rig import connector_config, engine_facts, make_layers, make_layout
+from tests.unit.mooncake_connector.rig import connector_config, engine_facts, host_memory, make_layers
 
 
 def write_checkpoint(directory: Path, *, value: int = 1, config: dict[str, Any] | None = None) -> Path:
@@ -63,7 +63,7 @@ def test_a_cached_revision_is_named_by_its_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_weights_that_cannot_be_identified_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    facts, layout = engine_facts(model_path=str(tmp_path / name)), make_layout(make_layers())
+    facts, layout = engine_facts(model_path=str(tmp_path / name)), host_memory(make_layers()).layout
     with pytest.raises(ConfigError, match="weights_id"):
         build_namespace(facts, layout, connector_config(weights_id=""))
 
@@ -89,7 +89,7 @@ def test_a_broken_checkpoint_is_refused_not_guessed(tmp_path: Path) -> None:
     ],
 )
 def test_every_fact_separates(change: dict[str, Any]) -> None:
-    layout, config = make_layout(make_layers()), connector_config()
+    layout, config = host_memory(make_layers()).layout, connector_config()
     assert (
         build_namespace(engine_facts(), layout, config).digest()
         != build_namespace(engine_facts(**change), layout, config).digest()
@@ -98,7 +98,7 @@ def test_every_fact_separates(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [{"tenant": "other"}, {"weights_id": "w2"}])
 def test_every_setting_separates(change: dict[str, Any]) -> None:
-    layout = make_layout(make_layers())
+    layout = host_memory(make_layers()).layout
     assert (
         build_namespace(engine_facts(), layout, connector_config()).digest()
         != build_namespace(engine_facts(), layout, connector_config(**change)).digest()
@@ -107,14 +107,14 @@ def test_every_setting_separates(change: dict[str, Any]) -> None:
 
 def test_another_number_of_layers_separates() -> None:
     digests = {
-        build_namespace(engine_facts(), make_layout(make_layers(n)), connector_config()).digest()
+        build_namespace(engine_facts(), host_memory(make_layers(n)).layout, connector_config()).digest()
         for n in (2, 3)
     }
     assert len(digests) == 2
 
 
 def test_ranks_that_hold_the_same_kv_share_a_name_and_one_writes() -> None:
-    layout, config = make_layout(make_layers()), connector_config()
+    layout, config = host_memory(make_layers()).layout, connector_config()
     ranks = [engine_facts(tp_rank=rank, tp_size=4, kv_replicas=4) for rank in range(4)]
     alone = build_namespace(engine_facts(), layout, config)
     assert {build_namespace(facts, layout, config) for facts in ranks} == {alone}
@@ -122,7 +122,7 @@ def test_ranks_that_hold_the_same_kv_share_a_name_and_one_writes() -> None:
 
 
 def test_ranks_that_hold_pairs_of_the_same_kv() -> None:
-    layout, config = make_layout(make_layers()), connector_config()
+    layout, config = host_memory(make_layers()).layout, connector_config()
     ranks = [engine_facts(tp_rank=rank, tp_size=4, kv_replicas=2) for rank in range(4)]
     digests = [build_namespace(facts, layout, config).digest() for facts in ranks]
     assert digests[0] == digests[1] != digests[2] == digests[3]

@@ -1,6 +1,7 @@
 """Layer-wise save: what arrives in the store is right, complete, in order, and never in the engine's way."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from mooncake_connector.staging import Staging
 from tests.unit.mooncake_connector.rig import (
     DEADLINE_MS,
     LAYER_BYTES,
+    NUM_BLOCKS,
     NUM_LAYERS,
     Engine,
     block_hashes,
@@ -24,6 +26,7 @@ from tests.unit.mooncake_connector.rig import (
 )
 
 HASHES = block_hashes(range(16))
+pytestmark = pytest.mark.usefixtures("memory_kind")
 
 
 def stored(store: FakeStore) -> dict[bytes, bytes]:
@@ -87,8 +90,7 @@ def test_engine_blocks_may_be_overwritten_as_soon_as_the_step_is_over() -> None:
     store.delay_ms = 30
     engine = Engine(store)
     engine.step(saves=[SaveSpec("r", HASHES[:2], [0, 1])])
-    for array in engine.layers.values():
-        array.fill(99)
+    engine.overwrite(range(NUM_BLOCKS), 99)
     assert engine.worker.drain(DEADLINE_MS)
     check_contents(store, HASHES[:2])
     engine.close()
@@ -164,16 +166,16 @@ def test_full_staging_keeps_leading_blocks_and_counts_the_others() -> None:
         assert data == expected(next(h for h in HASHES if name_of(h) == block_hash))
     assert all(item.sealed for item in store.objects.values()), "a lost block keeps no reservation"
 
-    def before_layer(layer: int) -> None:
-        with store.changed:
-            store.changed.wait_for(lambda: all(o.layers_ready >= layer for o in store.objects.values()), 20)
+    def all_slots_are_free(layer: int) -> None:
+        saver = engine.worker._saver
+        assert saver is not None
+        deadline = time.monotonic() + 20
+        while saver._staging.num_free < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
-    for _ in range(100):
-        # A slot comes back a moment after its bytes have arrived: one attempt may still find none.
-        engine.step(saves=[SaveSpec("r", HASHES[:2], [0, 1])], before_layer=before_layer)
-        assert engine.worker.drain(DEADLINE_MS)
-        if len(stored(store)) == 2:
-            break
+    engine.step(saves=[SaveSpec("r", HASHES[:2], [0, 1])], before_layer=all_slots_are_free)
+    assert engine.worker.drain(DEADLINE_MS)
     check_contents(store, HASHES[:2])
     engine.close()
 
@@ -313,4 +315,4 @@ def test_staging_never_hands_out_a_slot_twice(wishes: list[int], num_slots: int)
 def test_staging_without_room_for_one_slot_says_what_to_change() -> None:
     with pytest.raises(ConfigError, match="staging_size_bytes"):
         Staging(100, 99)
-    assert Staging(100, 100).row(0).shape == (100,)
+    assert len(Staging(100, 100).rows.row(0)) == 100
