@@ -17,6 +17,7 @@ from router.http.request import Request
 from router.http.server import ActiveRequest, ClientConnection
 from router.ids import IdSource
 from router.kv_events.reader import EventReader
+from router.load import LoadMonitor
 from router.metrics import RouterMetrics
 from router.prompts.reader import PromptReader
 from router.protocols import pd_protocol
@@ -68,6 +69,7 @@ class Router:
             self.prompts = PromptReader(config.prompts, config.index.block_size_tokens, self.index.lora_names)
             if (by_engine or stores) and not config.prompts.tokenizer:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
+        self._loads = LoadMonitor(self.cluster, config.load)
         self._health = HealthMonitor(self.cluster, config.health)
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,6 +115,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._health.close()
+        await self._loads.close()
         if self.events is not None:
             await self.events.close()
         if self.prompts is not None:
@@ -129,6 +132,8 @@ class Router:
         async for specs in self._discovery.changes():
             self.cluster.apply(specs)
             self._health.watch()
+            if self.config.asks_loads:
+                self._loads.watch()
             if self.events is not None:
                 self.events.watch()
             discovered.set()

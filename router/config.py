@@ -14,6 +14,7 @@ from router.core.view import Role
 from router.http.limits import HttpLimits
 from router.instance import InstanceSpec, instance_url
 from router.kv_events.source import EventSource, parse_engine_source, parse_event_source
+from router.load import LoadConfig
 from router.prompts.reader import PromptsConfig
 
 Milliseconds = Annotated[float, Meta(gt=0)]
@@ -114,11 +115,18 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling: Settings = Settings()
     index: IndexConfig = IndexConfig()
     prompts: PromptsConfig = PromptsConfig()
+    load: LoadConfig = LoadConfig()
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Of the mixed or prefill pool, and of the pool that answers."""
         return (self.prefill_policy or self.policy, self.decode_policy or self.policy)
+
+    @property
+    def asks_loads(self) -> bool:
+        """Whether anything is decided by how busy engines are."""
+        blind = {"round_robin", "random", "session_sticky"}
+        return self.scheduling.admission != "none" or not blind.issuperset(self.policies)
 
     @property
     def reads_prompts(self) -> bool:

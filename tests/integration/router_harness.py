@@ -141,7 +141,7 @@ async def dies(turn: Turn) -> None:
 
 
 class MockEngine:
-    """`script` holds what to do with the next requests but health probes; when it is empty, `default`."""
+    """`script` holds what to do with the next requests but probes; when it is empty, `default`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -151,6 +151,7 @@ class MockEngine:
         self.num_abandoned = 0
         self.num_connections = 0
         self.healthy = True
+        self.metrics = b""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -181,6 +182,10 @@ class MockEngine:
                 turn = Turn(self, seen, reader, writer)
                 if seen.path == "/health":
                     await (well if self.healthy else fails(500))(turn)
+                    continue
+                if seen.path == "/metrics":
+                    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(self.metrics)}\r\n\r\n"
+                    await turn.send(head.encode() + self.metrics)
                     continue
                 self.seen.append(seen)
                 await (self.script.popleft() if self.script else self.default)(turn)

@@ -1,0 +1,114 @@
+"""Asks engines how busy they are: what other clients and routers send them is seen nowhere else.
+
+From the Prometheus text of vLLM (`vllm:num_requests_running`, `vllm:num_requests_waiting`,
+`vllm:kv_cache_usage_perc`, `vllm:cache_config_info`) and SGLang (`sglang:num_running_reqs`,
+`sglang:num_queue_reqs`, `sglang:num_used_tokens`, `sglang:max_total_num_tokens`). Data parallel ranks of one
+engine are added up.
+"""
+
+import asyncio
+import logging
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.cluster import Cluster
+from router.core.instance_book import LoadReport
+from router.http.fetch import Probe, fetch
+from router.instance import Instance
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE = re.compile(
+    rb"^(vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info)"
+    rb"|sglang:(?:num_running_reqs|num_queue_reqs|num_used_tokens|max_total_num_tokens))"
+    rb"(?:\{(.*)\})? ([0-9.eE+-]+)\s*$",
+    re.MULTILINE,
+)
+_BLOCKS = re.compile(rb'num_gpu_blocks="(\d+)"')
+_BLOCK_SIZE = re.compile(rb'[{,]block_size="(\d+)"')
+
+
+class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: Annotated[str, Meta(pattern="^/", description="an engine's metrics, asked for its load")] = (
+        "/metrics"
+    )
+    interval_ms: Annotated[
+        float, Meta(ge=0, description="between two questions to one engine; 0 never asks")
+    ] = 1_000
+    timeout_ms: Annotated[float, Meta(gt=0, description="an answer later than this is not waited for")] = (
+        5_000
+    )
+
+
+def parse_load(text: bytes, sampled_at: float) -> LoadReport | None:
+    """None when an engine's metrics do not say how many requests it has."""
+    totals: dict[bytes, float] = {}
+    ranks = 0
+    for name, labels, value in _SAMPLE.findall(text):
+        if name == b"vllm:cache_config_info":
+            blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(b"," + labels)
+            found = float(blocks[1]) * float(size[1]) if blocks and size else 0.0
+        else:
+            found = float(value)
+        ranks += name == b"vllm:kv_cache_usage_perc"
+        totals[name] = totals.get(name, 0.0) + found
+    running = totals.get(b"vllm:num_requests_running", totals.get(b"sglang:num_running_reqs"))
+    waiting = totals.get(b"vllm:num_requests_waiting", totals.get(b"sglang:num_queue_reqs"))
+    if running is None or waiting is None:
+        return None
+    capacity = totals.get(b"vllm:cache_config_info", totals.get(b"sglang:max_total_num_tokens", -1.0))
+    used = totals.get(b"sglang:num_used_tokens", -1.0)
+    if ranks and capacity > 0:
+        used = totals[b"vllm:kv_cache_usage_perc"] / ranks * capacity
+    return LoadReport(
+        sampled_at=sampled_at,
+        running_requests=int(running),
+        waiting_requests=int(waiting),
+        kv_used_tokens=int(used),
+        kv_capacity_tokens=int(capacity) or -1,
+    )
+
+
+class LoadMonitor:
+    """On the event loop's thread."""
+
+    def __init__(self, cluster: Cluster, config: LoadConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._tasks: dict[Instance, asyncio.Task[None]] = {}
+
+    def watch(self) -> None:
+        """To be called after each change of the cluster."""
+        present = set(self._cluster.instances.values()) if self._config.interval_ms else set()
+        for instance in present - self._tasks.keys():
+            self._tasks[instance] = asyncio.get_running_loop().create_task(self._ask_forever(instance))
+        for instance in self._tasks.keys() - present:
+            self._tasks.pop(instance).cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask_forever(self, instance: Instance) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        probe = Probe(instance.pool)
+        understood = True
+        while True:
+            sampled_at = loop.time()
+            fetched = await fetch(probe, config.path, timeout_s=config.timeout_ms / 1e3)
+            report = parse_load(fetched.body, sampled_at) if fetched.status == 200 else None
+            if report is not None:
+                self._cluster.book.polled(instance.url, report)
+            elif understood and fetched.status:
+                logger.warning(
+                    "an engine's metrics say nothing of its load: only our own requests count",
+                    extra={"instance": instance.url, "path": config.path, "status": fetched.status},
+                )
+            understood = report is not None or not fetched.status
+            await asyncio.sleep(config.interval_ms / 1e3)
