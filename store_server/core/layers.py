@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from kvcore.wire.messages import Acquire, Await, Read, Status
 from store_server.core.deadlines import Agenda, Deadlines
-from store_server.core.objects import Session
+from store_server.core.objects import Session, StoredObject
 
 WaitingRequest = Read | Await | Acquire
 
@@ -21,9 +21,9 @@ MAX_GIVEN_UP_KEYS = 65_536
 
 class Ticket:
     """`outcomes` holds how keys ended that will not become ready; the others are looked at again when the
-    request is finished."""
+    request is finished. `held` are objects that count as used until then."""
 
-    __slots__ = ("has_timed_out", "num_keys", "open_keys", "outcomes", "request", "session")
+    __slots__ = ("has_timed_out", "held", "num_keys", "open_keys", "outcomes", "request", "session")
 
     def __init__(self, session: Session, request: WaitingRequest) -> None:
         self.session = session
@@ -32,6 +32,7 @@ class Ticket:
         self.num_keys = 0
         self.outcomes: dict[bytes, Status] = {}
         self.has_timed_out = False
+        self.held: list[StoredObject] = []
 
 
 class Waiters:
@@ -73,6 +74,12 @@ class Waiters:
         else:
             del self._by_key[key]
 
+    def hold(self, obj: StoredObject) -> None:
+        """It stays until the last of the requests that wait for it now is answered."""
+        for _, ticket in self._by_key.get(obj.key, ()):
+            obj.users += 1
+            ticket.held.append(obj)
+
     def resolve(self, key: bytes, status: Status) -> None:
         """Nobody will write this key (now); whoever waits for it learns `status`."""
         for _, ticket in self._by_key.pop(key, ()):
@@ -98,14 +105,16 @@ class Waiters:
             self._forget(ticket)
             self._finish(ticket)
 
-    def close_session(self, session: Session) -> None:
-        """Forgets all its tickets, finished ones too: there is nobody to answer."""
+    def close_session(self, session: Session) -> list[StoredObject]:
+        """Forgets all its tickets, finished ones too: there is nobody to answer. Returns what they held."""
         tickets = {ticket for waiting in self._by_key.values() for _, ticket in waiting}
-        for ticket in tickets:
-            if ticket.session is session:
-                self._forget(ticket)
-                self._deadlines.drop(ticket)
+        dropped = [ticket for ticket in tickets if ticket.session is session]
+        for ticket in dropped:
+            self._forget(ticket)
+            self._deadlines.drop(ticket)
+        dropped += [ticket for ticket in self.finished if ticket.session is session]
         self.finished = [ticket for ticket in self.finished if ticket.session is not session]
+        return [obj for ticket in dropped for obj in ticket.held]
 
     def next_deadline(self) -> float:
         return self._deadlines.next()

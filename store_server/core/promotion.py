@@ -65,6 +65,8 @@ class Promotions:
         elif status is Status.OK:
             obj.layers_ready = obj.num_layers
             obj.checksums = struct.pack(f"<{len(checksums)}Q", *checksums)
+            # Others that the same request waits for need room, too, and must not take that of this one.
+            self._waiters.hold(obj)
             self._space.release((obj,))
             self._space.sealed((obj,))
             self._counters[metrics.PROMOTED_OBJECTS_TOTAL] += 1

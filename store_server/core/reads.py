@@ -143,11 +143,14 @@ class Reads:
     def finish(self, ticket: Ticket, now: float) -> Served | StatusReply | AcquireReply:
         """The answer of a request that has waited."""
         request = ticket.request
-        if isinstance(request, Read):
-            return self._serve(request, ticket)
-        if isinstance(request, Await):
-            return self._statuses(request, ticket)
-        return self._lease(ticket.session, request, ticket, now)
+        try:
+            if isinstance(request, Read):
+                return self._serve(request, ticket)
+            if isinstance(request, Await):
+                return self._statuses(request, ticket)
+            return self._lease(ticket.session, request, ticket, now)
+        finally:
+            self._space.release(ticket.held)
 
     def renew(self, session: Session, request: Renew, now: float) -> Ack:
         if not self._leases.renew(session, request.lease, self._lease_end(request.lease_ms, now)):

@@ -136,7 +136,7 @@ class Store:
         """The connection is gone: its reservations are abandoned, its leases end, its waits are forgotten.
 
         If it had mapped the pool, call `writes.mapping_gone` when the mapping is provably gone as well."""
-        self.waiters.close_session(session)
+        self.space.release(self.waiters.close_session(session))
         self.room.close_session(session)
         self.writes.close_session(session)
         self.leases.close_session(session)
