@@ -121,6 +121,30 @@ def test_full_cuda_graphs_are_ruled_out_and_registering_twice_is_fine() -> None:
     assert KVConnectorFactory._registry["MooncakeSuiteConnector"]() is MooncakeSuiteConnector
 
 
+@imports_vllm
+def test_the_hooks_need_nothing_but_our_own_metadata() -> None:
+    """vLLM's newer GPU runner has no attn_metadata in its forward context, and passes arguments of its own."""
+    from mooncake_connector.connector import MooncakeSuiteConnector
+
+    called: list[str] = []
+    worker: Any = SimpleNamespace(
+        guard=SimpleNamespace(call=lambda default, function, *arguments: function(*arguments)),
+        start_loads=lambda: called.append("loads"),
+        wait_layer=lambda name: called.append(f"wait {name}"),
+        save_layer=lambda name: called.append(f"save {name}"),
+        end_step=lambda: called.append("end"),
+    )
+    connector = MooncakeSuiteConnector.__new__(MooncakeSuiteConnector)
+    connector._worker = worker
+    connector.start_load_kv(
+        object(), scheduler_output=object(), request_state_indices=object(), request_ids=["r"], num_tokens=1
+    )
+    connector.wait_for_layer_load("l.0")
+    connector.save_kv_layer("l.0", None, None, num_tokens=1)
+    connector.wait_for_save()
+    assert called == ["loads", "wait l.0", "save l.0", "end"]
+
+
 def test_counters_reach_prometheus_under_our_names_also_for_a_second_engine(
     host: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
 ) -> None:
