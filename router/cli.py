@@ -17,6 +17,7 @@ from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
+from router import profile
 from router.app import Router
 from router.config import RouterConfig
 from router.core.policies import POLICIES
@@ -47,6 +48,8 @@ Then point any OpenAI client at it:
 _EPILOG = """\
 Everything can also be set in a file (--config router.toml; flags win) or in the environment
 (MOONCAKE_ROUTER_PORT=8080, MOONCAKE_ROUTER_RETRY_MAX_RETRIES=2). Sizes accept "64kb", durations "30s".
+
+mooncake-router profile --url URL --model NAME measures an engine; predictions then start from what it is.
 
 GET /health answers 200 while the router lives, /ready when an engine can answer, /metrics for Prometheus.
 """
@@ -156,8 +159,11 @@ def _scaled(flag: str, value: str, unit: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 2 for a mistake in the configuration, 1 when it cannot listen."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["profile"]:
+        return profile.main(given[1:])
     try:
-        config, args = read_config(argv)
+        config, args = read_config(given)
         specs = config.instance_specs()
         configure_logging(config.log_level, as_json=config.log_json)
         status: int = uvloop.run(_serve(config, StaticDiscovery(specs), args.ready_file))
