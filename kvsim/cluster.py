@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from kvsim.agenda import Agenda
 from kvsim.block_cache import BlockCache
 from kvsim.config import SimConfig
@@ -52,6 +54,7 @@ class Cluster:
         self._progress = progress
         self._jobs = jobs_of(trace)
         self._under_way = 0
+        self._num_held = 0
         self._all_arrived = False
         # The blocks used most, of the whole trace, hottest first; their keys as they turn up.
         uses = Counter(hash_id for request in trace.requests for hash_id in request.hash_ids)
@@ -212,9 +215,14 @@ class Cluster:
             self._progress(1)
         for hash_id in self._hot_keys.keys() & set(job.request.hash_ids):
             self._hot_keys[hash_id] = job.keys[job.request.hash_ids.index(hash_id)]
+        self._schedule(job, now)
+
+    def _schedule(self, job: Job, now: float) -> None:
         decision = self.scheduler.schedule(job.view, self.book.view(now), now)
         job.decision = decision
         job.outcome.predicted_ttft_ms = decision.ttft_ms
+        if decision.reject is not None and self._is_held(job, now):
+            return
         if decision.reject is not None:
             job.outcome.reject_reason = decision.reject.reason.value
             return
@@ -225,6 +233,21 @@ class Cluster:
             self._submit_to_decode(job, decision.decode.instance_id, now)
         else:
             self.prefill[decision.prefill.instance_id].submit(job, self._transfer_source(job), now)
+
+    def _is_held(self, job: Job, now: float) -> bool:
+        """It is asked again later, if there is time for that."""
+        hold_ms = self.config.hold_ms
+        waited_ms = (now - job.request.at) * 1e3 + hold_ms
+        if not hold_ms or waited_ms >= self.settings.ttft_slo_ms:
+            return False
+        job.view = msgspec.structs.replace(job.view, waited_ms=waited_ms)
+        self._num_held += 1
+        self.agenda.at(now + hold_ms / 1e3, lambda then: self._again(job, then))
+        return True
+
+    def _again(self, job: Job, now: float) -> None:
+        self._num_held -= 1
+        self._schedule(job, now)
 
     def _submit_to_decode(self, job: Job, name: str, now: float) -> None:
         node = self.decode[name]
@@ -304,7 +327,7 @@ class Cluster:
     # ---- load over time ---------------------------------------------------------------------------------
 
     def _sample(self, now: float) -> None:
-        if self._all_arrived and not self._under_way:
+        if self._all_arrived and not self._under_way and not self._num_held:
             return
         slo, series = self.config.slo, self.series
         view = self.book.view(now)
@@ -316,7 +339,7 @@ class Cluster:
         step_ms = sum(node.batch.step_ms for node in nodes if len(node.batch)) / len(nodes)
         series.decode_load.append(step_ms / slo.tbt_ms)
         series.kv_share.append(sum(node.kv_share for node in nodes) / len(nodes))
-        waiting = sum(node.num_waiting for node in (*nodes, *self.prefill.values()))
+        waiting = self._num_held + sum(node.num_waiting for node in (*nodes, *self.prefill.values()))
         series.waiting_requests.append(waiting)
         series.hot_replicas.append(self._storage.replicas(list(self._hot_keys.values())))
         self.agenda.at(now + self.config.sample_ms / 1e3, self._sample)

@@ -10,12 +10,14 @@ from router.core.settings import Settings
 SPEEDS = (2.0, 4.0, 6.0)
 CHUNK_TOKENS = 512
 THEIRS = "Algorithm 1 + predictive"
-OURS = "elastic + priced"
+OURS = "elastic + priced + hold"
+HOLD_MS = 3000.0
 PARTS = {
     THEIRS: ("global_cache_aware", "predictive"),
     "Algorithm 1 + predictive_request": ("global_cache_aware", "predictive_request"),
     "Algorithm 1 + priced": ("global_cache_aware", "priced"),
     "elastic + predictive": ("elastic", "predictive"),
+    "elastic + priced": ("elastic", "priced"),
     OURS: ("elastic", "priced"),
 }
 
@@ -34,6 +36,7 @@ def config(traces: Traces, trace: str, speed: float, part: str) -> SimConfig:
         ),
         slo=Slo(tbt_ms=200.0),
         prefill_policy=policy,
+        hold_ms=HOLD_MS if part == OURS else 0.0,
         scheduling=Settings(admission=admission),
     )
 
@@ -69,7 +72,7 @@ def run(traces: Traces, many: Many) -> Figure:
         )
     return Figure(
         "policy",
-        "Elastic prefill and priced admission against Algorithm 1 + predictive, 8P+8D, TBT 200 ms",
+        "Elastic prefill, priced admission and holding against Algorithm 1 + predictive, 8P+8D, TBT 200 ms",
         rows,
         claims,
         "All constants were chosen on the conversation trace at 6 times its rate and left alone for the "

@@ -32,14 +32,16 @@ class Demand:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def observe(self, block_hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def observe(self, block_hashes: Sequence[int], is_again: bool = False) -> list[tuple[int, int]]:
         """(depth, requests so far that began with so many of these blocks, this one not counted) for each
-        anchor; then this one is counted."""
+        anchor; then this one is counted, unless it `is_again` the same request."""
         counts = self._counts
         found = []
         for depth in anchor_depths(len(block_hashes)):
             anchor = block_hashes[depth - 1]
             count = counts.pop(anchor, 0)
+            if is_again:
+                count = max(count - 1, 0)
             counts[anchor] = count + 1
             found.append((depth, count))
         while len(counts) > self._max_anchors:

@@ -38,11 +38,12 @@ def limit_ms(request_slo_ms: float, cluster_slo_ms: float, request: RequestView,
 
 def check_ttft(request: RequestView, prefill: Choice, settings: Settings) -> Rejection | None:
     limit = limit_ms(request.ttft_slo_ms, settings.ttft_slo_ms, request, settings)
-    if not limit or prefill.predicted_ms <= limit:
+    predicted_ms = request.waited_ms + prefill.predicted_ms
+    if not limit or predicted_ms <= limit:
         return None
     # The queue drains in real time: when this much of it is gone, the same request fits.
-    retry_after_ms = max(prefill.predicted_ms - limit, MIN_RETRY_AFTER_MS)
-    return Rejection(RejectReason.TTFT_SLO, retry_after_ms, prefill.predicted_ms, limit)
+    retry_after_ms = max(predicted_ms - limit, MIN_RETRY_AFTER_MS)
+    return Rejection(RejectReason.TTFT_SLO, retry_after_ms, predicted_ms, limit)
 
 
 def check_decode_now(

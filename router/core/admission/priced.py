@@ -31,7 +31,7 @@ class Priced:
     def at_arrival(
         self, request: RequestView, prefill: Choice, decode: Choice, view: ClusterView, now: float
     ) -> Rejection | None:
-        seen = self._demand.observe(request.block_hashes)
+        seen = self._demand.observe(request.block_hashes, request.waited_ms > 0)
         return (
             check_ttft(request, prefill, self._settings)
             or self._check_prefill_price(request, prefill, self._shared_ms(request, prefill, seen, view))

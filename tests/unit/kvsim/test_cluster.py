@@ -139,6 +139,23 @@ def test_elastic_decode_nodes_take_over_what_prefill_nodes_cannot() -> None:
         ClusterSpec(decode_chunk_tokens=512, cache_scope="node")
 
 
+def test_held_requests_are_served_when_the_burst_is_over_and_their_ttft_counts_from_arrival() -> None:
+    refused = on(
+        replace(
+            BASE,
+            trace=TraceSpec(path=HEAD, speed=3.0),
+            slo=Slo(ttft_ms=20_000.0),
+            scheduling=Settings(admission="priced"),
+        ),
+        prefill_nodes=6,
+    )
+    held = simulate(replace(refused, hold_ms=2000.0))
+    assert 0 < held.summary.rejected_requests < summary(refused).rejected_requests
+    late = [o for o in held.outcomes if o.is_served and o.ttft_ms - o.predicted_ttft_ms > 1900.0]
+    assert late and held.summary.ttft_ms.max < 25_000.0
+    assert held.summary.served_requests + held.summary.rejected_requests == 500
+
+
 def test_bad_configurations_say_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"either trace\.path or a \[synthetic\] table"):
         simulate(SimConfig())

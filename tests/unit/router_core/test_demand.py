@@ -30,3 +30,11 @@ def test_memory_is_bounded_and_what_is_asked_for_stays() -> None:
         assert len(demand) <= 10
     assert demand.observe([7, 8]) == [(1, 100), (2, 100)]
     assert demand.observe([1000, 1001]) == [(1, 0), (2, 0)]
+
+
+def test_a_request_that_comes_again_is_one_request() -> None:
+    demand = Demand()
+    assert demand.observe([1, 2]) == [(1, 0), (2, 0)]
+    assert demand.observe([1, 2], is_again=True) == [(1, 0), (2, 0)]
+    assert demand.observe([1, 3]) == [(1, 1), (2, 0)]
+    assert demand.observe([1, 2], is_again=True) == [(1, 1), (2, 0)]

@@ -86,6 +86,12 @@ def test_retry_after_is_when_the_queue_is_short_enough() -> None:
     assert rejection is not None and rejection.retry_after_ms == pytest.approx(10_000.0)
 
 
+def test_what_it_has_waited_already_counts_as_ttft() -> None:
+    assert ask(0.0, 500.0, RequestView("r", prompt_tokens=100, waited_ms=499.0)) is None
+    rejection = ask(0.0, 500.0, RequestView("r", prompt_tokens=100, waited_ms=501.0))
+    assert rejection is not None and rejection.reason is RejectReason.TTFT_SLO
+
+
 def document(number: int, blocks: int) -> RequestView:
     return RequestView("r", blocks * 100, block_hashes([number] * (blocks * 100), 100))
 
