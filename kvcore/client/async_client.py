@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from kvcore.client.address import Address, parse_address, tune_socket
+from kvcore.client.async_management import AsyncManagement
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
-from kvcore.client.names import key_runs, named, named_all
+from kvcore.client.names import key_runs, named
 from kvcore.client.silence import Silence
 from kvcore.client.tls import client_context
 from kvcore.errors import RemoteProtocolError, RequestRefused, StoreUnavailable
@@ -146,7 +147,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.close(f"the store has been silent for {self._silence.limit_s:.1f} s")
 
 
-class AsyncStoreClient:
+class AsyncStoreClient(AsyncManagement):
     """Make one with `await AsyncStoreClient.connect(address)`, from the loop that is going to use it.
 
     The options are those of StoreClient. Without a store every call is a miss at once, and a task keeps
@@ -215,17 +216,6 @@ class AsyncStoreClient:
                 break
         return LookupResult(num_hits=len(layers_ready), layers_ready=layers_ready, tiers=tiers, load=load)
 
-    async def exists(self, key: str | bytes) -> bool:
-        return (await self.batch_exists([key]))[0]
-
-    async def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
-        found: list[bool] = []
-        max_keys = self._connection.session.max_keys if self._connection else len(keys) or 1
-        for run in key_runs(named_all(keys), max_keys):
-            outcome, _ = await self._ask(m.Exists, (run,))
-            found += [status is Status.OK for status in statuses_of(outcome, len(run))]
-        return found
-
     async def get(self, key: str | bytes) -> bytes | None:
         outcome, payload = await self._ask(m.Read, ([named(key)],))
         if not isinstance(outcome, m.ReadReply) or outcome.statuses != bytes((Status.OK,)):
@@ -245,15 +235,6 @@ class AsyncStoreClient:
         outcome, _ = await self._ask(m.Put, ([named(key)], [size_bytes], sums), payload=views)
         return statuses_of(outcome, 1)[0]
 
-    async def remove(self, key: str | bytes, *, force: bool = False) -> Status:
-        outcome, _ = await self._ask(m.Remove, ([named(key)], force))
-        return statuses_of(outcome, 1)[0]
-
-    async def stats(self) -> dict[str, float]:
-        """The store's own numbers; empty when it cannot be asked."""
-        outcome, _ = await self._ask(m.Stats, ())
-        return outcome.values if isinstance(outcome, m.StatsReply) else {}
-
     async def close(self) -> None:
         self._closed = True
         if self._task is not None:
@@ -269,6 +250,10 @@ class AsyncStoreClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    @property
+    def _max_keys(self) -> int | None:
+        return self._connection.session.max_keys if self._connection is not None else None
 
     async def _ask(
         self,

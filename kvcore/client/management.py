@@ -71,8 +71,8 @@ class Management:
 
     def prefetch(self, keys: Sequence[str | bytes]) -> Transfer:
         """Has objects that are on disk brought to DRAM; returns at once. Its `wait` tells for each key OK (it
-        is in DRAM), MISSING (it is nowhere, or there is no room for it), or TIMED_OUT (it comes all the same).
-        More than DRAM can hold does not push itself out: what came first stays."""
+        is in DRAM), MISSING (it is nowhere, or there is no room for it), or TIMED_OUT (it comes all the
+        same). More than DRAM can hold does not push itself out: what came first stays."""
         names = named_all(keys)
         link = self._keeper.current()
         if link is None:

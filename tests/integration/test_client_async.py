@@ -12,7 +12,7 @@ from kvcore.client.async_client import AsyncStoreClient
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import RequestRefused
 from kvcore.transport.base import WriteBatch
-from kvcore.wire.messages import Status
+from kvcore.wire.messages import PinKind, Status, Tier
 from tests.integration.store_process import StoreProcess
 
 KEY = b"async" + bytes(27)
@@ -166,3 +166,37 @@ def test_refused_or_absent(tmp_path, run):
             store.stop()
 
     run(main())
+
+
+def test_managing_objects(store, run):
+    async def manage() -> None:
+        async with await AsyncStoreClient.connect(store.address) as client:
+            assert await client.put("async pinned", b"12345") == Status.OK
+            assert await client.pin("async pinned", PinKind.HARD) == Status.OK
+            pinned, absent = await client.describe(["async pinned", "async absent"])
+            assert absent is None and pinned is not None
+            assert (pinned.size_bytes, pinned.pin, pinned.tier) == (5, PinKind.HARD, Tier.DRAM)
+            assert [await client.get_size(name) for name in ("async pinned", "async absent")] == [5, -1]
+            await client.evict()
+            assert await client.batch_status(["async pinned", "x"]) == [Status.OK, Status.MISSING]
+            assert await client.prefetch(["async pinned", "x"]) == [Status.OK, Status.MISSING]
+            assert pinned.key in [info.key for info in (await client.list_keys())[0]]
+            assert await client.remove("async pinned") == Status.LEASED
+            assert await client.unpin("async pinned") == Status.OK
+            assert await client.batch_remove(["async pinned", "x"]) == [Status.OK, Status.MISSING]
+
+    run(manage())
+
+
+def test_managing_without_a_store(own_store, run):
+    async def manage() -> None:
+        async with await AsyncStoreClient.connect(own_store.address) as client:
+            own_store.kill()
+            assert await client.batch_status(["a", "b"]) == [Status.UNAVAILABLE] * 2
+            assert await client.describe(["a"]) == [None] and await client.get_size("a") == -1
+            assert await client.prefetch(["a"]) == [Status.UNAVAILABLE]
+            assert await client.pin("a") == Status.UNAVAILABLE
+            assert await client.evict() == (0, 0) and await client.list_keys() == ([], 0)
+            assert await client.stats() == {}
+
+    run(manage())

@@ -1,0 +1,94 @@
+"""What an AsyncStoreClient asks for besides bytes: what is there, pins, removal, prefetching, numbers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from kvcore.client.names import key_runs, named_all
+from kvcore.transport.channel import Outcome
+from kvcore.transport.parts import statuses_of
+from kvcore.wire import messages as m
+from kvcore.wire.messages import KeyInfo, Message, PinKind, Status, Tier
+
+
+class AsyncManagement(ABC):
+    """The same calls as kvcore.client.management.Management, from the client's loop."""
+
+    @property
+    @abstractmethod
+    def _max_keys(self) -> int | None:
+        """How many keys one message may name; None without a store."""
+
+    @abstractmethod
+    async def _ask(
+        self,
+        kind: type[Message],
+        fields: tuple[object, ...],
+        timeout_ms: float | None = None,
+        payload: Sequence[memoryview] = (),
+    ) -> tuple[Outcome, bytearray]: ...
+
+    async def exists(self, key: str | bytes) -> bool:
+        return (await self.batch_exists([key]))[0]
+
+    async def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
+        return [status is Status.OK for status in await self.batch_status(keys)]
+
+    async def batch_status(self, keys: Sequence[str | bytes]) -> list[Status]:
+        """OK, PENDING (being written), MISSING, or why there is no answer."""
+        return await self._ask_statuses(m.Exists, keys)
+
+    async def get_size(self, key: str | bytes) -> int:
+        """Bytes of a whole object; -1 for one that is not there or not written to its end."""
+        (info,) = await self.describe([key])
+        return info.size_bytes if info is not None and info.layers_ready == info.num_layers else -1
+
+    async def describe(self, keys: Sequence[str | bytes]) -> list[KeyInfo | None]:
+        """Size, layers, tier, pin and leases of each; None for what is not there."""
+        infos: list[KeyInfo | None] = []
+        for run in key_runs(named_all(keys), self._max_keys or len(keys) or 1):
+            outcome, _ = await self._ask(m.Describe, (run,))
+            if isinstance(outcome, m.DescribeReply) and len(outcome.infos) == len(run):
+                infos += [info if info.tier != Tier.NONE else None for info in outcome.infos]
+            else:
+                infos += [None] * len(run)
+        return infos
+
+    async def prefetch(self, keys: Sequence[str | bytes]) -> list[Status]:
+        """Has objects that are on disk brought to DRAM and waits for it; make it a task to go on meanwhile.
+        Results as those of the blocking client."""
+        return await self._ask_statuses(m.Await, keys, 0, 0)
+
+    async def remove(self, key: str | bytes, *, force: bool = False) -> Status:
+        return (await self.batch_remove([key], force=force))[0]
+
+    async def batch_remove(self, keys: Sequence[str | bytes], *, force: bool = False) -> list[Status]:
+        return await self._ask_statuses(m.Remove, keys, force)
+
+    async def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status:
+        return (await self._ask_statuses(m.Pin, [key], int(kind), ttl_ms))[0]
+
+    async def unpin(self, key: str | bytes) -> Status:
+        return (await self._ask_statuses(m.Unpin, [key]))[0]
+
+    async def evict(self, size_bytes: int = 0) -> tuple[int, int]:
+        """Has the store make that many bytes of DRAM free (0: all it can): (objects, bytes)."""
+        outcome, _ = await self._ask(m.Evict, (size_bytes,))
+        return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
+
+    async def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
+        outcome, _ = await self._ask(m.ListKeys, (cursor, limit))
+        return (outcome.keys, outcome.next_cursor) if isinstance(outcome, m.ListKeysReply) else ([], 0)
+
+    async def stats(self) -> dict[str, float]:
+        """The store's own numbers; empty when it cannot be asked."""
+        outcome, _ = await self._ask(m.Stats, ())
+        return outcome.values if isinstance(outcome, m.StatsReply) else {}
+
+    async def _ask_statuses(
+        self, kind: type[Message], keys: Sequence[str | bytes], *fields: object
+    ) -> list[Status]:
+        statuses: list[Status] = []
+        for run in key_runs(named_all(keys), self._max_keys or len(keys) or 1):
+            outcome, _ = await self._ask(kind, (run, *fields))
+            statuses += statuses_of(outcome, len(run))
+        return statuses
