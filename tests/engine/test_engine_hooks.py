@@ -123,7 +123,7 @@ def test_full_cuda_graphs_are_ruled_out_and_registering_twice_is_fine() -> None:
 
 @imports_vllm
 def test_the_hooks_need_nothing_but_our_own_metadata() -> None:
-    """vLLM's newer GPU runner has no attn_metadata in its forward context, and passes arguments of its own."""
+    """vLLM's newer GPU runner has no attn_metadata in its forward context and passes arguments of its own."""
     from mooncake_connector.connector import MooncakeSuiteConnector
 
     called: list[str] = []
