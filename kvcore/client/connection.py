@@ -21,7 +21,7 @@ from kvcore.client.silence import Silence
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
 from kvcore.transport.channel import Call, Moved, Outcome, Place
-from kvcore.transport.checksums import PIECE_BYTES, RunningSums
+from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, RunningSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
@@ -266,12 +266,14 @@ class Connection:
         try:
             if not self._receiver.in_payload:
                 size = self._socket.recv_into(views[0], 0, flags)
-            elif len(views) == 1 or len(views[0]) >= PIECE_BYTES:
-                size = self._socket.recv_into(
-                    views[0], min(len(views[0]), PIECE_BYTES), flags | socket.MSG_WAITALL
-                )
             else:
-                size = self._socket.recvmsg_into(_first_piece(views), 0, flags | socket.MSG_WAITALL)[0]
+                if self._receiver.on_moved is not None:
+                    views = _first_piece(views)
+                flags |= socket.MSG_WAITALL
+                if len(views) == 1:
+                    size = self._socket.recv_into(views[0], 0, flags)
+                else:
+                    size = self._socket.recvmsg_into(views[:IOV_MAX], 0, flags)[0]
             if size == 0:
                 raise ConnectionResetError("the store closed the connection")
             self._silence.heard(time.monotonic())
@@ -292,7 +294,7 @@ class Connection:
             self._receiver.on_moved = None
             if call.abandoned:
                 return None
-            if frame.payload_bytes > PIECE_BYTES:
+            if frame.payload_bytes > LARGE_BYTES:
                 self._receiver.on_moved = call.moved
         if call.place is not None and isinstance(frame.message, ReadReply):
             return call.place(frame.message, frame.payload_bytes)
@@ -386,10 +388,12 @@ class Connection:
                 self._parked.remove(call)
 
 
-def _first_piece(views: Sequence[memoryview]) -> Sequence[memoryview]:
-    size_bytes = 0
-    for index, view in enumerate(views[:IOV_MAX]):
-        size_bytes += len(view)
-        if size_bytes >= PIECE_BYTES:
-            return views[: index + 1]
-    return views[:IOV_MAX]
+def _first_piece(views: Sequence[memoryview]) -> list[memoryview]:
+    piece: list[memoryview] = []
+    left_bytes = PIECE_BYTES
+    for view in views:
+        piece.append(view[:left_bytes])
+        left_bytes -= len(piece[-1])
+        if not left_bytes:
+            break
+    return piece

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvcore.layout import split_views
 from kvcore.transport.base import ReadBatch
-from kvcore.transport.checksums import PIECE_BYTES, RunningSums, checksum, layer_checksums
+from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, RunningSums, checksum, layer_checksums
 from kvcore.transport.mapping import copy_to_pool
 from kvcore.wire import messages as m
 from kvcore.wire.messages import Status
@@ -85,7 +85,7 @@ def test_what_finds_no_room_does_not_put_the_sums_of_others_out_of_step(bench, v
     assert buffers[1:] == values[1:]
 
 
-@pytest.mark.parametrize("size_bytes", [100, 2 * PIECE_BYTES])
+@pytest.mark.parametrize("size_bytes", [100, LARGE_BYTES + PIECE_BYTES])
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_one_key_in_layers_is_verified(bench, size_bytes, spoiled, num_layers):
