@@ -96,7 +96,8 @@ def start(processes: Processes, cluster: Cluster) -> None:
         # The store first: an engine that finds none would only note it and try again later.
         for names in (("store",), ("prefill", "decode", "plain"), ("router",)):
             for name in names:
-                processes.start(name, commands[name][0], ENGINE_ENV)
+                # vLLM leaves sockets and files behind in TMPDIR; there they go with the folder.
+                processes.start(name, commands[name][0], {**ENGINE_ENV, "TMPDIR": str(processes.log_dir)})
             timeout_s = ENGINE_START_TIMEOUT_S if "plain" in names else START_TIMEOUT_S
             processes.wait_until_ready({name: commands[name][1] for name in names}, timeout_s, ready)
 

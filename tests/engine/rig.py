@@ -33,6 +33,8 @@ OFFLINE_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "INFO",
     "PYTHONHASHSEED": "0",
+    # vLLM compiles a few functions even with enforce_eager, which would need a C++ compiler.
+    "TORCHDYNAMO_DISABLE": "1",
     "PYTHONWARNINGS": "ignore",
 }
 

@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,19 @@ def processes_with(environment_entry: str) -> set[int]:
     return found
 
 
-def test_demo_gives_the_same_tokens_overlaps_layers_and_ends_everything(tmp_path: Path) -> None:
-    mark = f"MOONCAKE_DEMO_TEST={tmp_path}"
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """Unix sockets lie in it, and their paths may have 107 characters; tmp_path is too long for that."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        yield Path(folder)
+
+
+def test_demo_gives_the_same_tokens_overlaps_layers_and_ends_everything(short_tmp: Path) -> None:
+    mark = f"MOONCAKE_DEMO_TEST={short_tmp}"
     key, _, value = mark.partition("=")
     done = subprocess.run(
         [str(ROOT / "scripts" / "demo"), "--model", "tiny", "--json"],
-        env={**os.environ, key: value, "TMPDIR": str(tmp_path)},
+        env={**os.environ, key: value, "TMPDIR": str(short_tmp)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -50,4 +59,4 @@ def test_demo_gives_the_same_tokens_overlaps_layers_and_ends_everything(tmp_path
     assert figures["overlap"]["layers_read_before_seal"] > 0
 
     assert processes_with(mark) == set()
-    assert list(tmp_path.iterdir()) == [], "the demo left files behind"
+    assert list(short_tmp.iterdir()) == [], "the demo left files behind"
