@@ -79,3 +79,9 @@ def object_key(name: str | bytes, namespace_digest: bytes = _DEFAULT_OBJECTS) ->
     """The key of a named object (the Mooncake-style put/get API): any name, hashed to 16 bytes."""
     raw = name.encode() if isinstance(name, str) else name
     return namespace_digest + xxhash.xxh3_128_digest(raw)
+
+
+def object_keys(names: Iterable[str], namespace_digest: bytes = _DEFAULT_OBJECTS) -> list[bytes]:
+    """`object_key` of many."""
+    digest = xxhash.xxh3_128_digest
+    return [namespace_digest + digest(name.encode()) for name in names]

@@ -11,7 +11,7 @@ from kvcore.client.mooncake.replicas import Pinner, ReplicateConfig
 from kvcore.client.mooncake.unsupported import hint_for
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import LocalProtocolError, RequestRefused
-from kvcore.keys import object_key, object_namespace
+from kvcore.keys import object_key, object_keys, object_namespace
 from kvcore.layout import as_views, split_views, total_bytes
 from kvcore.transport.base import Buffer
 from kvcore.wire.messages import Status
@@ -250,6 +250,8 @@ class MooncakeDistributedStore:
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """1 there, 0 not there (or not written to its end), -1 no answer."""
         statuses = self._client().batch_status(self._keys(keys))
+        if statuses.count(Status.OK) == len(statuses):
+            return [1] * len(statuses)
         absent = (Status.MISSING, Status.PENDING)
         return [1 if status is Status.OK else 0 if status in absent else -1 for status in statuses]
 
@@ -291,7 +293,7 @@ class MooncakeDistributedStore:
         return object_key(key, self._namespace)
 
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
-        return [object_key(key, self._namespace) for key in keys]
+        return object_keys(keys, self._namespace)
 
     def _put(self, keys: Sequence[str], values: list[Views], config: ReplicateConfig | None) -> list[int]:
         client = self._client()

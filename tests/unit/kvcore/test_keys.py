@@ -5,7 +5,15 @@ import hashlib
 import msgspec
 import pytest
 
-from kvcore.keys import BLOCK_KEY_BYTES, Namespace, block_key, block_keys, object_key, object_namespace
+from kvcore.keys import (
+    BLOCK_KEY_BYTES,
+    Namespace,
+    block_key,
+    block_keys,
+    object_key,
+    object_keys,
+    object_namespace,
+)
 from kvcore.wire.events import HashForm, block_hash_of_key, block_hash_u64
 
 NAMESPACE = Namespace(
@@ -71,6 +79,7 @@ def test_named_objects_of_tenants_are_told_apart_by_the_first_half_of_their_keys
     mine, default = object_namespace("mine"), object_namespace()
     assert object_key("name", mine)[:16] == mine != default == object_key("name")[:16]
     assert object_key("name", mine)[16:] == object_key("name")[16:]
+    assert object_keys(["name", "ä"], mine) == [object_key("name", mine), object_key("ä", mine)]
 
 
 def test_keys_are_the_same_in_every_version() -> None:
