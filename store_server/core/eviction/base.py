@@ -12,8 +12,11 @@ from typing import Protocol
 class Evictable(Protocol):
     """What a policy may read of an object; both stay the same as long as the policy holds it."""
 
-    key: bytes
-    size_bytes: int
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def size_bytes(self) -> int: ...
 
 
 class EvictionPolicy(Protocol):
