@@ -7,7 +7,6 @@ ids, so nothing but what is measured is cached. The engine should be idle and ha
 
 import argparse
 import asyncio
-import itertools
 import random
 import statistics
 import sys
@@ -76,17 +75,19 @@ async def measure(
 
 
 def _tbt_ms(answers: Sequence[Sequence[float]]) -> float:
-    """Median time between tokens while all of the batch decode."""
+    """Mean time between tokens while all of the batch decode; median over its requests.
+
+    A mean over the whole stretch: engines and sockets may hand over several tokens at once.
+    """
     begin = max(times[0] for times in answers)
-    gaps = [
-        later - earlier
-        for times in answers
-        for earlier, later in itertools.pairwise(times)
-        if earlier >= begin
-    ]
-    if not gaps:
+    means = []
+    for times in answers:
+        together = [at for at in times if at >= begin]
+        if len(together) > 1:
+            means.append((together[-1] - together[0]) / (len(together) - 1))
+    if not means or not statistics.median(means):
         raise ConfigError("the requests of a batch never decoded together: raise --decode-tokens")
-    return statistics.median(gaps)
+    return statistics.median(means)
 
 
 def as_toml(prefill: PrefillModel, decode: DecodeModel) -> str:

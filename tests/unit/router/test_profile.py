@@ -10,7 +10,7 @@ from kvcore.errors import ConfigError
 from router.config import RouterConfig
 from router.core.estimator import DecodeModel, PrefillModel
 from router.core.fitting import fit_decode, fit_prefill
-from router.profile import Plan, as_toml, measure
+from router.profile import Plan, _tbt_ms, as_toml, measure
 
 PREFILL = PrefillModel(3.0, 0.05, 1e-6)
 DECODE = DecodeModel(8.0, 0.5, 0.001)
@@ -65,3 +65,10 @@ def test_a_batch_that_never_decodes_together_is_an_error() -> None:
     plan = Plan((32,), (2,), (64,), 2, 1, 16)
     with pytest.raises(ConfigError, match="--decode-tokens"):
         asyncio.run(measure(plan, generate, random.Random(1), 1000))
+
+
+def test_tokens_that_arrive_in_lumps_are_spread_over_their_time() -> None:
+    assert _tbt_ms([[10.0, 10.0, 10.0, 40.0, 40.0, 70.0]]) == pytest.approx(12.0)
+    assert _tbt_ms([[0.0, 5.0, 10.0, 20.0, 30.0], [10.0, 20.0, 30.0]]) == pytest.approx(10.0)
+    with pytest.raises(ConfigError, match="--decode-tokens"):
+        _tbt_ms([[10.0, 10.0, 10.0]])
