@@ -74,7 +74,7 @@ class Cluster:
         self.index: PrefixIndex | None = None
         if record is not None:
             record(Header(self.settings, config.prefill_policy, config.decode_policy, block_size))
-            self.index = RecordingIndex(block_size, record) if is_indexed else None
+            self.index = RecordingIndex(block_size, write=record) if is_indexed else None
             self.book: ClusterBook = RecordingBook(self.settings, self.index, record)
             self.scheduler: Scheduler = RecordingScheduler(*policies, self.settings, record)
         else:

@@ -8,6 +8,8 @@ from router.config import RouterConfig
 from router.core.cluster_book import ClusterBook
 from router.core.policies import make_policy
 from router.core.prefix_index import PrefixIndex
+from router.core.record import Header
+from router.core.recording import RecordingBook, RecordingIndex, RecordingScheduler, Write
 from router.core.scheduler import Scheduler
 from router.decisions import DecisionLog
 from router.discovery import Discovery
@@ -31,7 +33,8 @@ class Router:
     """`start`, then serve until `stop`. One event loop, one thread; more processes may share a port's work
     behind any TCP balancer, each with its own view."""
 
-    def __init__(self, config: RouterConfig, discovery: Discovery) -> None:
+    def __init__(self, config: RouterConfig, discovery: Discovery, record: Write | None = None) -> None:
+        """`record` gets a line for everything the core is told and decides."""
         self.config = config
         self.limits = config.http
         self.draining = False
@@ -44,19 +47,23 @@ class Router:
         by_engine, stores = config.event_sources(), config.store_sources()
         if by_engine or stores or config.reads_prompts:
             limits = config.index
-            self.index = PrefixIndex(
-                limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
-            )
+            sizes = limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
+            self.index = PrefixIndex(*sizes) if record is None else RecordingIndex(*sizes, write=record)
+        policies = (config.prefill_policy or config.policy, config.decode_policy or config.policy)
+        chosen = [make_policy(name, config.scheduling) for name in policies]
+        if record is None:
+            book: ClusterBook = ClusterBook(config.scheduling, self.index)
+            self.scheduler: Scheduler = Scheduler(chosen[0], chosen[1], config.scheduling)
+        else:
+            block_size = config.index.block_size_tokens if self.index is not None else 0
+            record(Header(config.scheduling, *policies, block_size))
+            book = RecordingBook(config.scheduling, self.index, record)
+            self.scheduler = RecordingScheduler(chosen[0], chosen[1], config.scheduling, record)
         self.cluster = Cluster(
-            ClusterBook(config.scheduling, self.index),
+            book,
             breaker=config.breaker,
             upstream_idle_timeout_s=config.upstream_idle_timeout_ms / 1e3,
             connect_timeout_s=config.connect_timeout_ms / 1e3,
-        )
-        self.scheduler = Scheduler(
-            make_policy(config.prefill_policy or config.policy, config.scheduling),
-            make_policy(config.decode_policy or config.policy, config.scheduling),
-            config.scheduling,
         )
         self.generation = pd_protocol(config.pd_protocol)
         self._keys = tuple(key.encode() for key in config.api_keys)

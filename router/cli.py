@@ -21,8 +21,10 @@ from router import profile
 from router.app import Router
 from router.config import RouterConfig
 from router.core.policies import POLICIES
+from router.core.recording import Write
 from router.discovery import StaticDiscovery
 from router.protocols import PD_PROTOCOLS
+from router.recorder import Recorder
 
 _ENV_PREFIX = "MOONCAKE_ROUTER"
 
@@ -123,6 +125,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--ready-file", metavar="FILE", help='written when listening: {"pid", "host", "port", "url"}'
     )
     basics.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write every decision and what it came from, for mooncake-sim (*.record)",
+    )
+    basics.add_argument(
         "--api-key", action="append", dest="api_keys", metavar="KEY", help="a key clients must send; repeat"
     )
     for flag, (field, _) in _FAMILY_FLAGS.items():
@@ -166,7 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, args = read_config(given)
         specs = config.instance_specs()
         configure_logging(config.log_level, as_json=config.log_json)
-        status: int = uvloop.run(_serve(config, StaticDiscovery(specs), args.ready_file))
+        with contextlib.ExitStack() as stack:
+            write = stack.enter_context(Recorder(Path(args.record))).write if args.record else None
+            status: int = uvloop.run(_serve(config, StaticDiscovery(specs), args.ready_file, write))
         return status
     except ConfigError as error:
         print(f"mooncake-router: {error}", file=sys.stderr)
@@ -176,10 +185,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-async def _serve(config: RouterConfig, discovery: StaticDiscovery, ready_file: str | None) -> int:
+async def _serve(
+    config: RouterConfig, discovery: StaticDiscovery, ready_file: str | None, record: Write | None = None
+) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    router = Router(config, discovery)
+    router = Router(config, discovery, record)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:

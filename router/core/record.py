@@ -51,6 +51,20 @@ class Arrival(msgspec.Struct, frozen=True, tag="arrival"):
         )
 
 
+class Sent(msgspec.Struct, frozen=True, tag="sent"):
+    """The latest decision about this request was carried out."""
+
+    at: float
+    request_id: str
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """An instance became available or not, or any member left for good."""
+
+    member_id: str
+    what: Literal["available", "unavailable", "left"]
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     at: float
     what: Literal["first_token", "prefill_failed", "ended"]
@@ -92,7 +106,7 @@ class Header(msgspec.Struct, frozen=True, tag="header"):
     block_size_tokens: int = 0
 
 
-Line = Header | Member | Arrival | Progress | Copying | Stored | Removed
+Line = Header | Member | Changed | Arrival | Sent | Progress | Copying | Stored | Removed
 
 
 class CoreReplay:
@@ -101,6 +115,7 @@ class CoreReplay:
     def __init__(self, header: Header) -> None:
         self.index = PrefixIndex(header.block_size_tokens) if header.block_size_tokens else None
         self.book = ClusterBook(header.settings, self.index)
+        self._latest: dict[str, tuple[RequestView, Decision]] = {}  # decided, not sent yet
         self.scheduler = Scheduler(
             make_policy(header.prefill_policy, header.settings),
             make_policy(header.decode_policy, header.settings),
@@ -110,11 +125,12 @@ class CoreReplay:
     def decide(self, arrival: Arrival) -> Decision:
         view = self.book.view(arrival.at)
         decision = self.scheduler.schedule(arrival.request, view, arrival.at)
-        if decision.reject is None:
-            self.book.sent(arrival.request, decision, arrival.at)
+        self._latest[arrival.request.request_id] = arrival.request, decision
+        if decision.reject is not None:
+            del self._latest[arrival.request.request_id]
         return decision
 
-    def apply(self, line: Member | Progress | Copying | Stored | Removed) -> None:
+    def apply(self, line: Member | Changed | Sent | Progress | Copying | Stored | Removed) -> None:
         if isinstance(line, Member):
             if line.role is None:
                 self.book.add_store_node(line.member_id)
@@ -126,6 +142,14 @@ class CoreReplay:
                 is_shared=line.is_shared,
                 store_node=line.store_node,
             )
+        elif isinstance(line, Changed):
+            if line.what == "left":
+                self.book.remove(line.member_id)
+            else:
+                self.book.set_available(line.member_id, line.what == "available")
+        elif isinstance(line, Sent):
+            request, decision = self._latest.pop(line.request_id)
+            self.book.sent(request, decision, line.at)
         elif isinstance(line, Progress):
             if line.what == "first_token":
                 self.book.first_token(line.request_id, line.at)

@@ -1,4 +1,8 @@
-"""The core's three faces, writing down what goes through them (see core.record)."""
+"""The core's three faces, writing down what goes through them (see core.record).
+
+Not written: load reports of engines, and legs that moved to another instance after a failure. After those a
+replay may decide otherwise until the requests concerned have ended.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from router.core.cluster_book import ClusterBook
 from router.core.decision import Decision, Transfer
 from router.core.policies.base import Policy
 from router.core.prefix_index import PrefixIndex
-from router.core.record import Arrival, Copying, Line, Member, Progress, Removed, Stored
+from router.core.record import Arrival, Changed, Copying, Line, Member, Progress, Removed, Sent, Stored
 from router.core.scheduler import Scheduler
 from router.core.settings import Settings
 from router.core.view import ClusterView, RequestView, Role
@@ -18,8 +22,15 @@ Write = Callable[[Line], None]
 
 
 class RecordingIndex(PrefixIndex):
-    def __init__(self, block_size_tokens: int, write: Write) -> None:
-        super().__init__(block_size_tokens)
+    def __init__(
+        self,
+        block_size_tokens: int,
+        max_size_bytes: int = 512 << 20,
+        predicted_ttl_s: float = 30.0,
+        *,
+        write: Write,
+    ) -> None:
+        super().__init__(block_size_tokens, max_size_bytes, predicted_ttl_s)
         self._write = write
 
     def apply(self, worker: int, events: Sequence[Event]) -> None:
@@ -66,6 +77,18 @@ class RecordingBook(ClusterBook):
     def add_store_node(self, node_id: str) -> int:
         self._write(Member(node_id))
         return super().add_store_node(node_id)
+
+    def remove(self, member_id: str) -> None:
+        self._write(Changed(member_id, "left"))
+        super().remove(member_id)
+
+    def set_available(self, instance_id: str, is_available: bool) -> None:
+        self._write(Changed(instance_id, "available" if is_available else "unavailable"))
+        super().set_available(instance_id, is_available)
+
+    def sent(self, request: RequestView, decision: Decision, now: float) -> None:
+        self._write(Sent(now, request.request_id))
+        super().sent(request, decision, now)
 
     def first_token(self, request_id: str, now: float) -> None:
         self._write(Progress(now, "first_token", request_id))
