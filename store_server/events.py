@@ -216,9 +216,10 @@ class EventPublisher:
                 logger.info("a subscriber left during its replay", extra={"reason": str(error)})
                 return False
             else:
-                # Sending may take up what has arrived, and the descriptor would not tell again.
-                asyncio.get_running_loop().call_soon(self._on_router)
                 return True
+            finally:
+                # Sending, also in vain, may take up what has arrived; the descriptor would not tell again.
+                asyncio.get_running_loop().call_soon(self._on_router)
         return False
 
     # ---- inside ----------------------------------------------------------------------------------------

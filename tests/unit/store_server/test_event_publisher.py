@@ -146,7 +146,7 @@ def test_a_subscriber_may_leave_in_the_middle(run: Any) -> None:
         for _ in range(3):
             leaving = world.dealer()
             await leaving.send_multipart(ask_from(0))
-            await leaving.recv_multipart()
+            await asyncio.wait_for(leaving.recv_multipart(), WAIT_S)
             leaving.close(linger=0)
         assert len(await world.replay(0)) == 3000
 
@@ -172,7 +172,7 @@ def test_live_batches_come_with_topic_and_number(run: Any) -> None:
         subscriber.connect(world.publisher.endpoints[0])
         while not await subscriber.poll(20):  # until the subscription has arrived
             world.store(1)
-        topic, seq, payload = await subscriber.recv_multipart()
+        topic, seq, payload = await asyncio.wait_for(subscriber.recv_multipart(), WAIT_S)
         assert topic == b"kv@node" and len(seq) == 8
         (event,) = decode_batch(payload).events
         assert isinstance(event, BlockStored) and list(event.block_hashes) == [1]
