@@ -7,6 +7,7 @@ from router.cluster import Cluster
 from router.config import HealthConfig
 from router.http.fetch import Fetched, Probe, fetch
 from router.instance import Health, Instance
+from router.instance_tasks import InstanceTasks
 
 logger = logging.getLogger(__name__)
 
@@ -15,22 +16,14 @@ class HealthMonitor:
     def __init__(self, cluster: Cluster, config: HealthConfig) -> None:
         self._cluster = cluster
         self._config = config
-        self._tasks: dict[Instance, asyncio.Task[None]] = {}
+        self._tasks = InstanceTasks(self._probe_forever)
 
     def watch(self) -> None:
-        """Starts and ends probing as instances come and go; to be called after each change of the cluster."""
-        present = set(self._cluster.instances.values())
-        for instance in present - self._tasks.keys():
-            self._tasks[instance] = asyncio.get_running_loop().create_task(self._probe_forever(instance))
-        for instance in self._tasks.keys() - present:
-            self._tasks.pop(instance).cancel()
+        """To be called after each change of the cluster."""
+        self._tasks.follow(self._cluster.instances.values())
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _probe_forever(self, instance: Instance) -> None:
         config = self._config

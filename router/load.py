@@ -18,6 +18,7 @@ from router.cluster import Cluster
 from router.core.instance_book import LoadReport
 from router.http.fetch import Probe, fetch
 from router.instance import Instance
+from router.instance_tasks import InstanceTasks
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +79,14 @@ class LoadMonitor:
     def __init__(self, cluster: Cluster, config: LoadConfig) -> None:
         self._cluster = cluster
         self._config = config
-        self._tasks: dict[Instance, asyncio.Task[None]] = {}
+        self._tasks = InstanceTasks(self._ask_forever)
 
     def watch(self) -> None:
         """To be called after each change of the cluster."""
-        present = set(self._cluster.instances.values()) if self._config.interval_ms else set()
-        for instance in present - self._tasks.keys():
-            self._tasks[instance] = asyncio.get_running_loop().create_task(self._ask_forever(instance))
-        for instance in self._tasks.keys() - present:
-            self._tasks.pop(instance).cancel()
+        self._tasks.follow(self._cluster.instances.values() if self._config.interval_ms else ())
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _ask_forever(self, instance: Instance) -> None:
         config, loop = self._config, asyncio.get_running_loop()

@@ -13,21 +13,19 @@ from typing import Any
 
 import msgspec
 
-from router.core.decision import Decision
 from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg, decode_body
 from router.http.request import Request
 from router.http.server import ClientConnection
-from router.protocols.base import Exchange, Services, decision_of
+from router.protocols.base import Services
 from router.protocols.bodies import (
-    Fields,
     prefill_fields,
-    read_fields,
     with_field,
     with_transfer_params,
     write_fields,
 )
 from router.protocols.prefill import Prefill, PrefillFailure
+from router.protocols.prefilled import PrefilledExchange
 
 _PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
@@ -55,45 +53,22 @@ class _PrefillAnswer(msgspec.Struct, frozen=True):
 _ANSWER = msgspec.json.Decoder(_PrefillAnswer)
 
 
-class NixlExchange(Exchange):
+class NixlExchange(PrefilledExchange):
     def __init__(
         self, services: Services, client: ClientConnection, request: Request, view: RequestView
     ) -> None:
         super().__init__(services, client, request, view)
-        self._fields: Fields = {}
-        self._prefill: Prefill | None = None
-        self._decode_state: InstanceState | None = None
         self._params: msgspec.Raw | None = None
 
-    def start(self) -> None:
-        try:
-            self._fields = read_fields(self.request.body)
-        except msgspec.DecodeError as error:
-            self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
-            return
-        now = self.now()
-        services = self.services
-        decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
-        if not self.accept(decision, now) or decision.decode is None:
-            return
-        self._decode_state = decision.decode
-        if decision.prefill is None:
-            services.metrics.decode_only += 1
-            self.send_answer(decision.decode, now)
+    def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
+        if prefill is None:
+            self.send_answer(decode, now)
             return
         fields = prefill_fields(self._fields)
         for name, value in _PREFILL_PARAMS.items():
             fields = with_transfer_params(fields, name, value)
         self._prefill = Prefill(self, self, write_fields(fields))
-        self._prefill.start(decision.prefill, now)
-
-    def schedule_again(self, now: float) -> Decision:
-        services = self.services
-        return decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
-
-    def resent(self, decision: Decision, now: float) -> None:
-        assert decision.decode_choice is not None
-        self.services.cluster.book.decode_moved(self.view.request_id, decision.decode_choice, now)
+        self._prefill.start(prefill, now)
 
     def answer_body(self) -> bytes:
         if self._params is None:

@@ -14,14 +14,14 @@ as the prefill engine commits them (design: "layer-wise streaming"). So the pref
 
 import msgspec
 
-from router.core.decision import Decision
 from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
-from router.protocols.base import Exchange, Services, decision_of
-from router.protocols.bodies import Fields, prefill_fields, read_fields, with_transfer_params, write_fields
+from router.protocols.base import Services
+from router.protocols.bodies import Fields, prefill_fields, with_transfer_params, write_fields
 from router.protocols.prefill import Prefill, PrefillFailure
+from router.protocols.prefilled import PrefilledExchange
 
 PARAMS = "mooncake_pd"
 # A prefill that outlives its answer (the decode engine did not need it) may end by itself this long.
@@ -37,41 +37,18 @@ class TransferParams(msgspec.Struct, frozen=True, gc=False):
     wait_ms: int
 
 
-class SuiteExchange(Exchange):
+class SuiteExchange(PrefilledExchange):
     def __init__(
         self, services: Services, client: ClientConnection, request: Request, view: RequestView
     ) -> None:
         super().__init__(services, client, request, view)
         self._transfer_id = services.ids.next_id()
-        self._fields: Fields = {}
-        self._prefill: Prefill | None = None
-        self._decode_state: InstanceState | None = None
 
-    def start(self) -> None:
-        try:
-            self._fields = read_fields(self.request.body)
-        except msgspec.DecodeError as error:
-            self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
-            return
-        now = self.now()
-        services = self.services
-        decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
-        if not self.accept(decision, now) or decision.decode is None:
-            return
-        if decision.prefill is None:
-            services.metrics.decode_only += 1  # no prefill instance: slower, but served
-        else:
+    def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
+        if prefill is not None:
             self._prefill = Prefill(self, self, self._body_for("prefill", prefill_fields(self._fields)))
-            self._prefill.start(decision.prefill, now)
-        self.send_answer(decision.decode, now)
-
-    def schedule_again(self, now: float) -> Decision:
-        services = self.services
-        return decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
-
-    def resent(self, decision: Decision, now: float) -> None:
-        assert decision.decode_choice is not None
-        self.services.cluster.book.decode_moved(self.view.request_id, decision.decode_choice, now)
+            self._prefill.start(prefill, now)
+        self.send_answer(decode, now)
 
     def answer_body(self) -> bytes:
         return self.request.body if self._prefill is None else self._body_for("decode", self._fields)

@@ -1,0 +1,52 @@
+"""What the protocols have in common whose prefill leg is a short request of its own: the answering leg can be
+sent again to another decode engine, whatever became of the prefill."""
+
+import msgspec
+
+from router.core.decision import Decision
+from router.core.view import InstanceState, RequestView
+from router.http.request import Request
+from router.http.server import ClientConnection
+from router.protocols.base import Exchange, Services, decision_of
+from router.protocols.bodies import Fields, read_fields
+from router.protocols.prefill import Prefill
+
+
+class PrefilledExchange(Exchange):
+    """A protocol says in `dispatch` what is sent, and when."""
+
+    def __init__(
+        self, services: Services, client: ClientConnection, request: Request, view: RequestView
+    ) -> None:
+        super().__init__(services, client, request, view)
+        self._fields: Fields = {}
+        self._prefill: Prefill | None = None
+        self._decode_state: InstanceState | None = None
+
+    def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
+        """Both were chosen. None: there is no instance to prefill, and the decode engine does both."""
+        raise AssertionError("a protocol has legs")
+
+    def start(self) -> None:
+        try:
+            self._fields = read_fields(self.request.body)
+        except msgspec.DecodeError as error:
+            self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
+            return
+        now = self.now()
+        services = self.services
+        decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
+        if not self.accept(decision, now) or decision.decode is None:
+            return
+        self._decode_state = decision.decode
+        if decision.prefill is None:
+            services.metrics.decode_only += 1  # slower, but served
+        self.dispatch(decision.prefill, decision.decode, now)
+
+    def schedule_again(self, now: float) -> Decision:
+        services = self.services
+        return decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
+
+    def resent(self, decision: Decision, now: float) -> None:
+        assert decision.decode_choice is not None
+        self.services.cluster.book.decode_moved(self.view.request_id, decision.decode_choice, now)
