@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 
 from kvcore.layout import extent_spans, layer_span, total_bytes
-from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
+from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import RunningSums, is_corrupt
+from kvcore.transport.host_plane import HostPlane
 from kvcore.transport.lease_time import safe_end_s
 from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
 from kvcore.transport.parts import (
@@ -23,10 +24,8 @@ from kvcore.transport.parts import (
     PartsTransfer,
     Reservation,
     Sink,
-    UnpinnedRegion,
     WriteRun,
     cut,
-    exact_sink,
     failure_of,
     moved_bytes,
     plan_write,
@@ -203,7 +202,7 @@ class PutPart:
         return statuses
 
 
-class ShmTransport:
+class ShmTransport(HostPlane):
     """Implements Transport. Reads and puts of up to so many bytes in all go through `inline`."""
 
     name = "shm"
@@ -230,18 +229,6 @@ class ShmTransport:
         self._reservations: dict[bytes, Reservation] = inline.reservations
         # Its appends and pops are atomic.
         self._ended_leases: collections.deque[int] = collections.deque()
-
-    def register(self, buffer: Buffer) -> UnpinnedRegion:
-        return UnpinnedRegion(buffer)
-
-    def submit(self, batch: ReadBatch | WriteBatch) -> PartsTransfer:
-        check_batch(batch)
-        if isinstance(batch, WriteBatch):
-            return self._submit_write(batch)
-        sink, sizes_bytes = exact_sink(batch)
-        return self.submit_read(
-            list(batch.keys), sizes_bytes, sink, batch.layer_begin, batch.layer_end, batch.wait_ms
-        )
 
     def submit_read(
         self,
@@ -325,7 +312,7 @@ class ShmTransport:
         self._inline.close()
         self.mapping.close()
 
-    def _submit_write(self, batch: WriteBatch) -> PartsTransfer:
+    def submit_write(self, batch: WriteBatch) -> PartsTransfer:
         runs, statuses = plan_write(
             batch, self._reservations, self.channel, with_checksums=self._inline.checksums
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvcore.errors import RemoteProtocolError
 from kvcore.layout import total_bytes
-from kvcore.transport.base import Buffer, ReadBatch, WriteBatch, check_batch
+from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import (
     LARGE_BYTES,
@@ -18,6 +18,7 @@ from kvcore.transport.checksums import (
     is_corrupt,
     split_layers,
 )
+from kvcore.transport.host_plane import HostPlane
 from kvcore.transport.one_read import OneRead
 from kvcore.transport.parts import (
     OK_CODE,
@@ -28,10 +29,8 @@ from kvcore.transport.parts import (
     Reservation,
     Sink,
     StatusPart,
-    UnpinnedRegion,
     cut,
     drop,
-    exact_sink,
     failure_of,
     plan_write,
     status_of,
@@ -131,7 +130,7 @@ class ReadPart:
         return differs(expected, self._running.sums[end - len(expected) : end])
 
 
-class TcpTransport:
+class TcpTransport(HostPlane):
     """Implements Transport. `verify`: compare what is read with its writer's checksums."""
 
     name = "tcp"
@@ -155,18 +154,6 @@ class TcpTransport:
         self.on_read = on_read
         self.on_write = on_write
 
-    def register(self, buffer: Buffer) -> UnpinnedRegion:
-        return UnpinnedRegion(buffer)
-
-    def submit(self, batch: ReadBatch | WriteBatch) -> PartsTransfer:
-        check_batch(batch)
-        if isinstance(batch, WriteBatch):
-            return self._submit_write(batch)
-        sink, sizes_bytes = exact_sink(batch)
-        return self.submit_read(
-            list(batch.keys), sizes_bytes, sink, batch.layer_begin, batch.layer_end, batch.wait_ms
-        )
-
     def submit_read(
         self,
         keys: list[bytes],
@@ -176,7 +163,6 @@ class TcpTransport:
         layer_end: int = 0,
         wait_ms: int = 0,
     ) -> PartsTransfer:
-        """As `submit`, but `sink` decides when the sizes are known; `sizes_bytes` are expectations."""
         parts: list[Part] = []
         for run in cut(sizes_bytes, self.channel.max_payload_bytes, self.channel.max_keys):
             part = ReadPart(self.channel, run, keys[run.start : run.stop], sink, verify=self._verify)
@@ -243,7 +229,7 @@ class TcpTransport:
     def close(self) -> None:
         self.channel.close()
 
-    def _submit_write(self, batch: WriteBatch) -> PartsTransfer:
+    def submit_write(self, batch: WriteBatch) -> PartsTransfer:
         runs, statuses = plan_write(batch, self.reservations, self.channel, with_checksums=self.checksums)
         parts: list[Part] = []
         for run in runs:
