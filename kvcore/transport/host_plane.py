@@ -1,5 +1,5 @@
-"""What planes have in common whose bytes are moved by the host's processor: any buffer will do, and a batch is
-a read into a sink or a write."""
+"""What planes share whose bytes are moved by the host's processor: any buffer will do, and a batch is a read
+into a sink or a write."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
