@@ -8,14 +8,20 @@ import tempfile
 from pathlib import Path
 
 _PREFIX = "mooncake-store-"
+# A Unix socket's path has at most 107 bytes (unix(7)); the rest is for the names of directory and socket.
+_MAX_PARENT_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/store.sock")
 
 
 class RuntimeDir:
     """Mode 0700: who may enter it may map the pool. A lock, not a pid, tells whether its store lives, because
-    stores in different containers may share the directory but not their pids."""
+    stores in different containers may share the directory but not their pids.
+
+    It lies in the temporary directory, or in /tmp where that one's path is too long for a socket."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
+        if len(os.fsencode(parent)) > _MAX_PARENT_BYTES:
+            parent = Path("/tmp")
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = _lock(self.path)
         remove_stale(parent)

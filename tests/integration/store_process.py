@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from pathlib import Path
 
 START_S = 60.0
@@ -21,6 +24,8 @@ class StoreProcess:
         self._flags = ["--pool-size-bytes", pool, "--admin-port", "-1", "--log-level", "warning", *flags]
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        self._runtime = tempfile.mkdtemp(prefix="ms-")  # pytest's own are too long for a socket's path
+        weakref.finalize(self, shutil.rmtree, self._runtime, ignore_errors=True)
 
     @property
     def address(self) -> str:
@@ -38,7 +43,7 @@ class StoreProcess:
         command += ["--port", str(self.port), *self._flags]
         with (self.folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(self.folder)}
+                command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": self._runtime}
             )
         deadline = time.monotonic() + START_S
         while not ready_file.exists():

@@ -73,6 +73,7 @@ def test_baselines_give_figures_for_every_cell_and_right_bytes(tmp_path: Path) -
         os.kill(raw.server_pids[0], 0)
 
 
+@pytest.mark.slow
 def test_wrong_bytes_are_found(tmp_path: Path) -> None:
     figures, failed = run([Variant(CorruptDriver)], tmp_path, TINY._replace(rounds=1))
     assert failed == {}
@@ -83,6 +84,7 @@ def test_wrong_bytes_are_found(tmp_path: Path) -> None:
     assert all(figure.wrong_bytes == 0 for figure in figures if figure.op == "put")
 
 
+@pytest.mark.slow
 def test_a_system_whose_client_dies_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     figures, failed = run([Variant(DyingDriver), Memcpy()], tmp_path, TINY._replace(rounds=1))
     assert list(failed) == ["DyingDriver"]

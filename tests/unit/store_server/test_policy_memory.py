@@ -12,6 +12,7 @@ NUM_OBJECTS = 30_000
 CHAIN = 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_the_estimate_is_near_enough(name: str) -> None:
     """A full cache of prefixes, half of them seen again, through which as many new ones have passed."""
