@@ -292,11 +292,11 @@ def test_closing_while_others_use_it(store):
 
 
 def test_nothing_is_left_behind(store):
-    before = num_open_files()
+    before, threads_before = num_open_files(), set(threading.enumerate())
     for _ in range(5):
         with StoreClient.connect(store.address) as client:
             client.put("x", bytes(200_000))
     with contextlib.suppress(RequestRefused):
         StoreClient.connect("127.0.0.1:1").close()
     assert num_open_files() == before
-    assert not [thread for thread in threading.enumerate() if "mooncake" in thread.name]
+    assert set(threading.enumerate()) <= threads_before
