@@ -8,9 +8,9 @@ import msgspec
 
 from kvcore.errors import ConfigError
 from kvcore.keys import Namespace
+from kvcore.weights import weights_identity
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.kv_layout import KVLayout
-from mooncake_connector.weights import weights_identity
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvcore.errors import ConfigError
+from kvcore.weights import weights_identity
 from mooncake_connector.namespace import build_namespace
-from mooncake_connector.weights import weights_identity
 from tests.unit.mooncake_connector.rig import connector_config, engine_facts, host_memory, make_layers
 
 
