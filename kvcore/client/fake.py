@@ -46,6 +46,14 @@ class FakeStoreClient:
                 ready.append(item.layers_ready)
         return LookupResult(num_hits=len(ready), layers_ready=ready, tiers=[Tier.DRAM] * len(ready), load=0.0)
 
+    def batch_exists(self, keys: Sequence[bytes], *, timeout_ms: float | None = None) -> list[bool]:
+        self.calls.append(("exists", list(keys)))
+        if not self._answers(timeout_ms):
+            return [False] * len(keys)
+        with self.store.changed:
+            found = (self.store.objects.get(key) for key in keys)
+            return [item is not None and item.sealed for item in found]
+
     def reserve(
         self,
         keys: Sequence[bytes],

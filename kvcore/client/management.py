@@ -34,12 +34,13 @@ class Management:
     def exists(self, key: str | bytes) -> bool:
         return self.batch_exists([key])[0]
 
-    def batch_exists(self, keys: Sequence[str | bytes]) -> list[bool]:
+    def batch_exists(self, keys: Sequence[str | bytes], *, timeout_ms: float | None = None) -> list[bool]:
+        deadline = self._deadline(timeout_ms)
         link = self._keeper.current()
         max_keys = link.connection.max_keys if link else len(keys) or 1
         found: list[bool] = []
         for run in key_runs(named_all(keys), max_keys):
-            outcome = self._ask(m.Exists, run)
+            outcome = self._ask(m.Exists, run, deadline=deadline)
             if isinstance(outcome, m.StatusReply) and len(outcome.statuses) == len(run):
                 found += are_found(outcome.statuses)
             else:
@@ -142,12 +143,12 @@ class Management:
         if link is not None:
             link.plane.settle()
 
-    def _ask(self, kind: type[Message], *fields: object) -> Outcome:
+    def _ask(self, kind: type[Message], *fields: object, deadline: float | None = None) -> Outcome:
         link = self._keeper.current()
         if link is None:
             self._counters.add(UNAVAILABLE_TOTAL)
             return Status.UNAVAILABLE
-        outcome = link.connection.ask(kind, fields, self._deadline(None))
+        outcome = link.connection.ask(kind, fields, self._deadline(None) if deadline is None else deadline)
         if isinstance(outcome, Status | m.ErrorReply):
             self._count_failure(outcome)
         return outcome
