@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvcore import metrics
 from kvcore.client.base import LayerwiseStore
+from kvcore.guard import Guard
 from mooncake_connector.counters import Counters
-from mooncake_connector.guard import Guard
 from mooncake_connector.kv_memory import REACHED, Done, KVMemory
 from mooncake_connector.load_job import (
     TRANSFER_GRACE_MS,

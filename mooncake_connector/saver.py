@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from kvcore import metrics
 from kvcore.client.base import LayerwiseStore
+from kvcore.guard import Guard
 from kvcore.wire.messages import Status
 from mooncake_connector.counters import Counters
-from mooncake_connector.guard import Guard
 from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.metadata import SaveSpec
 from mooncake_connector.staging import Staging

@@ -10,10 +10,10 @@ from typing import Any
 
 from kvcore.client.base import LayerwiseStore
 from kvcore.errors import KVError
+from kvcore.guard import Guard
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.follow_trust import FollowTrust
-from mooncake_connector.guard import Guard
 from mooncake_connector.log import get_logger
 from mooncake_connector.lookup import PrefixLookup
 from mooncake_connector.metadata import LoadMode, LoadSpec, RankAnswer, SaveSpec, StepPlan
@@ -39,7 +39,7 @@ class SchedulerSide:
     ) -> None:
         self.config = config
         self.counters = Counters()
-        self.guard = Guard(logger, self.counters)
+        self.guard = Guard(logger, self.counters.add)
         self.disabled_reason = ""
         self.evict_from_prefix_cache: Callable[[set[int]], None] = lambda block_ids: None
         self._make_store = make_store

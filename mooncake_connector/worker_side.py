@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from kvcore.client.base import LayerwiseStore
 from kvcore.errors import KVError
+from kvcore.guard import Guard
 from kvcore.keys import block_keys
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
-from mooncake_connector.guard import Guard
 from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.loader import Loader
 from mooncake_connector.log import get_logger
@@ -40,7 +40,7 @@ class WorkerSide:
         end of the step (and loads must be asynchronous)."""
         self.config = config
         self.counters = Counters()
-        self.guard = Guard(logger, self.counters)
+        self.guard = Guard(logger, self.counters.add)
         self.answer = RankAnswer(reason="the KV cache has not been allocated yet")
         self._make_store = make_store
         self._layer_hooks = layer_hooks

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from kvcore.client.fake import FakeStore, FakeStoreClient
+from kvcore.guard import Guard
 from kvcore.keys import NAMESPACE_BYTES, block_key
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.device import Lane
-from mooncake_connector.guard import Guard
 from mooncake_connector.host_memory import HostMemory
 from mooncake_connector.kv_memory import KVMemory
 from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec, StepPlan
@@ -29,7 +29,7 @@ DEADLINE_MS = 20_000
 
 
 def make_guard(counters: Counters) -> Guard:
-    return Guard(logging.getLogger("test"), counters)
+    return Guard(logging.getLogger("test"), counters.add)
 
 
 def make_layers(num_layers: int = NUM_LAYERS, num_blocks: int = NUM_BLOCKS, fill: int = 0) -> dict[str, Any]:

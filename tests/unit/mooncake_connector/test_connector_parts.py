@@ -1,43 +1,13 @@
-"""The small parts that keep the engine safe and observable."""
+"""The small parts that make the plugin observable."""
 
 import json
-import logging
 import threading
 from pathlib import Path
 
 import pytest
 
-from kvcore import metrics
 from mooncake_connector.counters import Counters
-from mooncake_connector.guard import Guard
 from mooncake_connector.tracing import LayerTrace
-
-
-def fail() -> int:
-    raise RuntimeError("boom")
-
-
-def test_an_error_becomes_the_default_a_counter_and_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    counters = Counters()
-    guard = Guard(logging.getLogger("guard"), counters)
-    with caplog.at_level(logging.ERROR):
-        assert [guard.call(7, fail) for _ in range(5)] == [7] * 5
-    assert counters.take() == {metrics.HOOK_ERRORS_TOTAL: 5}
-    assert len(caplog.records) == 1
-    assert "fail" in caplog.text
-    assert "boom" in caplog.text
-
-
-def test_an_error_elsewhere_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    guard = Guard(logging.getLogger("guard"), Counters())
-    for place in ("here", "there", "here"):
-        guard.report(place, RuntimeError(place))
-    assert len(caplog.records) == 2
-
-
-def test_what_works_is_passed_through() -> None:
-    guard = Guard(logging.getLogger("guard"), Counters())
-    assert guard.call(0, lambda x, y: x + y, 2, y=3) == 5
 
 
 def test_counters_of_many_threads_add_up_and_are_taken_once() -> None:

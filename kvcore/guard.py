@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from kvcore import metrics
-from mooncake_connector.counters import Counters
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,15 +13,16 @@ LOG_INTERVAL_SECONDS = 30.0
 
 
 class Guard:
-    """Reports unexpected errors: every one is counted, one per place and interval is logged."""
+    """Reports unexpected errors: every one is counted (`count` gets the counter's name), one per place and
+    interval is logged. Thread-safe if `count` is."""
 
-    def __init__(self, logger: logging.Logger, counters: Counters) -> None:
+    def __init__(self, logger: logging.Logger, count: Callable[[str], None]) -> None:
         self._logger = logger
-        self._counters = counters
+        self._count = count
         self._last_logged: dict[str, float] = {}
 
     def report(self, place: str, error: BaseException) -> None:
-        self._counters.add(metrics.HOOK_ERRORS_TOTAL)
+        self._count(metrics.HOOK_ERRORS_TOTAL)
         now = time.monotonic()
         if now - self._last_logged.get(place, -LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
             self._last_logged[place] = now
