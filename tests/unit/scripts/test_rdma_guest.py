@@ -79,7 +79,7 @@ def test_the_patch_changes_one_file_and_refuses_another() -> None:
     text = "".join(before for before, _ in uml.PATCH)
     patched = uml.apply_patch(text)
     assert "host_xstate_size = iov.iov_len" in patched
-    for other in (text + uml.PATCH[1][0], text.replace(uml.PATCH[2][0], ""), patched):
+    for other in (text + uml.PATCH[1][0], text.replace(uml.PATCH[2][0], "")):
         with pytest.raises(SetupError, match=r"registers\.c"):
             uml.apply_patch(other)
 
