@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Shared by the scripts here; source it. Makes the two Python environments, once, and says what it does.
+# Shared by the scripts here; source it. Makes the three Python environments, once, and says what it does.
 #
 #   ensure_env dev      linters and every test that needs no engine     -> $ENV_PYTHON
 #   ensure_env engine   vLLM on CPU with its whole closure              -> $ENV_PYTHON
+#   ensure_env sglang   SGLang on CPU                                   -> $ENV_PYTHON, TORCH_EXTENSIONS_DIR
 #
 # The packages live outside the clone, in a folder named after everything they were made from, so clones with
 # equal lock files share them. A clone adds a thin environment of its own (.venv/NAME) that sees those
@@ -57,7 +58,10 @@ env_key() {
     {
         "$SUITE_PYTHON" -c 'import sys; print(sys.version, sys.base_prefix)'
         cat "$SUITE_ROOT/requirements/$1.lock"
-        if [ "$1" = engine ]; then cat "$SUITE_ROOT"/requirements/stubs/*/pyproject.toml; fi
+        case "$1" in
+            engine) cat "$SUITE_ROOT"/requirements/stubs/*/pyproject.toml ;;
+            sglang) cat "$SUITE_ROOT"/requirements/stubs-sglang/sglang_on_cpu/{pyproject.toml,sglang_on_cpu/*.py} ;;
+        esac
     } | sha256sum | cut -c1-16
 }
 
@@ -102,7 +106,35 @@ build_packages() {
         pip_install "$log" 2 --no-deps --no-build-isolation "$SUITE_ROOT"/requirements/stubs/*/ ||
             explain_pip_failure "$log"
     fi
+    if [ "$name" = sglang ]; then finish_sglang "$dir" "$log"; fi
     touch "$dir/complete"
+}
+
+# finish_sglang DIR LOG: what SGLang needs besides packages. The page hash is C++ that SGLang compiles when it first
+# needs it, which would be in the middle of somebody's request.
+finish_sglang() {
+    local dir="$1" log="$2"
+    # From a copy: setuptools leaves its build folder beside what it builds.
+    cp -r "$SUITE_ROOT/requirements/stubs-sglang" "$dir/stubs"
+    pip_install "$log" 1 --no-deps --no-build-isolation "$dir/stubs/sglang_on_cpu" || explain_pip_failure "$log"
+    echo 'import sglang_on_cpu.start' >"$dir/lib/python$SUITE_PYTHON_VERSION/site-packages/sglang_on_cpu.pth"
+    say "compiling SGLang's page hash, once"
+    TORCH_EXTENSIONS_DIR="$dir/torch_extensions" "$dir/bin/python" -c \
+        'from sglang.srt.mem_cache.utils import get_hash_str; get_hash_str([1] * 16, page_size=16)' >>"$log" 2>&1 </dev/null ||
+        die "SGLang's page hash does not compile; the whole log is $log"
+}
+
+# compiler_for_sglang: what finish_sglang compiles with.
+compiler_for_sglang() {
+    local include missing=()
+    include="$("$SUITE_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+    command -v g++ >/dev/null || missing+=(g++)
+    command -v ninja >/dev/null || missing+=(ninja-build)
+    [ -e "$include/Python.h" ] || missing+=("python$SUITE_PYTHON_VERSION-dev")
+    # Compiled to nothing: does the compiler find the header, wherever it lies?
+    if [ ${#missing[@]} -gt 0 ] || ! echo '#include <openssl/sha.h>' | g++ -x c++ -fsyntax-only - 2>/dev/null; then
+        apt_install "what SGLang compiles its page hash with" "${missing[@]}" libssl-dev
+    fi
 }
 
 # add_clone PACKAGES_DIR LAYER_DIR: the thin environment of this clone.
@@ -135,6 +167,7 @@ ensure_env() {
     if [ "$name" = engine ] && ! PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
         apt_install "libnuma (vLLM's CPU kernels link to it)" libnuma1
     fi
+    if [ "$name" = sglang ]; then compiler_for_sglang; fi
     mkdir -p "$SUITE_CACHE" "$SUITE_ROOT/.venv"
     packages="$SUITE_CACHE/$name-$(env_key "$name")"
     if [ ! -e "$packages/complete" ]; then
@@ -143,6 +176,7 @@ ensure_env() {
             [ -e "$packages/complete" ] || build_packages "$name" "$packages"
         ) 9>"$packages.lock" || exit 1
     fi
+    if [ "$name" = sglang ]; then export TORCH_EXTENSIONS_DIR="$packages/torch_extensions"; fi
     ENV_DIR="$SUITE_ROOT/.venv/$name"
     ENV_PYTHON="$ENV_DIR/bin/python"
     stamp="$packages $SUITE_ROOT $(sha256sum <"$SUITE_ROOT/pyproject.toml")"

@@ -1,0 +1,1 @@
+"""SGLang on CPU without its kernels. `start` is imported by every interpreter of the environment."""
