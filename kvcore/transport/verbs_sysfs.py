@@ -1,0 +1,100 @@
+"""What sysfs tells about RDMA devices: names, port state, and which GID to speak from."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcore.errors import ConfigError
+
+INFINIBAND = Path("/sys/class/infiniband")
+PORT = 1
+_MAX_GIDS = 256
+
+
+class Gid(NamedTuple):
+    position: int
+    raw: bytes
+    is_roce_v2: bool
+
+
+class Port(NamedTuple):
+    """`is_ethernet`: RoCE or iWARP, where peers are found by GID; else InfiniBand, by LID."""
+
+    is_active: bool
+    is_ethernet: bool
+    lid: int
+    gid: Gid
+
+
+def device_names(root: Path = INFINIBAND) -> list[str]:
+    try:
+        return sorted(path.name for path in root.iterdir())
+    except OSError:
+        return []
+
+
+def is_active(device_name: str, root: Path = INFINIBAND) -> bool:
+    return "ACTIVE" in _read(_port_path(device_name, root) / "state")
+
+
+def read_port(device_name: str, root: Path = INFINIBAND) -> Port | None:
+    """None when the device has no usable GID (its interface is down or has no address)."""
+    path = _port_path(device_name, root)
+    gid = best_gid(read_gids(device_name, root))
+    if gid is None:
+        return None
+    lid = _read(path / "lid")
+    return Port(
+        is_active=is_active(device_name, root),
+        is_ethernet=_read(path / "link_layer") != "InfiniBand",
+        lid=int(lid, 16) if lid else 0,
+        gid=gid,
+    )
+
+
+def read_gids(device_name: str, root: Path = INFINIBAND) -> list[Gid]:
+    path = _port_path(device_name, root)
+    found = []
+    for index in range(_MAX_GIDS):
+        text = _read(path / "gids" / str(index))
+        if not text:
+            break
+        raw = bytes.fromhex(text.replace(":", ""))
+        if any(raw):
+            found.append(Gid(index, raw, "v2" in _read(path / "gid_attrs" / "types" / str(index))))
+    return found
+
+
+def best_gid(gids: list[Gid]) -> Gid | None:
+    """RoCE v2 over IPv4 first, because it is routed most often; link-local addresses last."""
+    return min(gids, key=_rank, default=None)
+
+
+def choose_devices(wanted: str, root: Path = INFINIBAND) -> list[str]:
+    """Devices of a comma-separated list, in its order; of "" all that are active. ConfigError: not there."""
+    present = device_names(root)
+    if not wanted:
+        return [name for name in present if is_active(name, root)]
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
+        if name not in present:
+            known = ", ".join(present) or "none"
+            raise ConfigError(f"RDMA device {name!r} is not on this host: there is {known}")
+    return names
+
+
+def _rank(gid: Gid) -> tuple[int, int]:
+    is_ipv4 = gid.raw.startswith(bytes(10) + b"\xff\xff")
+    is_link_local = gid.raw[:2] == b"\xfe\x80"
+    kind = (0 if is_ipv4 else 2 if is_link_local else 1) + (0 if gid.is_roce_v2 else 3)
+    return kind, gid.position
+
+
+def _port_path(device_name: str, root: Path) -> Path:
+    return root / device_name / "ports" / str(PORT)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
