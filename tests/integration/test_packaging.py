@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"kvcore", "kvsim", "mooncake_connector", "router", "store_server"}
+PACKAGES = {"kvcore", "kvsim", "mooncake_connector", "router", "sglang_hicache_backend", "store_server"}
 CORE_DEPENDENCIES = {"msgspec", "numpy", "tomli", "xxhash"}  # tomli before Python 3.11 only
 
 

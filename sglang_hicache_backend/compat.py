@@ -1,0 +1,111 @@
+"""The only module that knows where SGLang 0.5.23 keeps what we need."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.observability.metrics_collector import StorageMetrics
+from sglang.srt.runtime_context import get_server_args
+
+from kvcore.errors import ConfigError
+from kvcore.weights import weights_identity
+from sglang_hicache_backend.config import BackendConfig
+from sglang_hicache_backend.keys import EngineFacts, RankFacts
+from sglang_hicache_backend.stats import Transfers
+
+# Settings outside the checkpoint that change the KV of a prompt.
+_SETTINGS = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "quantization_param_path",
+    "json_model_override_args",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+)
+
+
+def server_args() -> Any:
+    """The arguments that this process was started with."""
+    return get_server_args()
+
+
+def engine_facts(args: Any, config: BackendConfig) -> EngineFacts:
+    """Raises ConfigError, saying what to set, when the weights cannot be told apart from others'."""
+    directory = model_directory(str(args.model_path), getattr(args, "revision", None))
+    weights_id = config.weights_id or (weights_identity(str(directory)) if directory else None)
+    if not weights_id:
+        raise ConfigError(
+            f"the weights of {args.model_path!r} cannot be identified: set weights_id in the extra config "
+            "to a name that changes whenever the weights do"
+        )
+    settings = {name: getattr(args, name, None) for name in _SETTINGS}
+    if getattr(args, "load_format", "auto") == "dummy":
+        settings["weights"] = "dummy"
+    if config.extra_backend_tag:
+        settings["tag"] = config.extra_backend_tag
+    return EngineFacts(
+        architecture=_architecture(directory) or Path(args.model_path).name,
+        weights_id=weights_id,
+        engine=json.dumps(settings, sort_keys=True, default=str),
+        tenant=config.tenant,
+    )
+
+
+def model_directory(model_path: str, revision: str | None) -> Path | None:
+    """Where the checkpoint lies: `model_path` itself, or the snapshot of it in Hugging Face's cache, from
+    which SGLang has just loaded it. Asks no server."""
+    if Path(model_path).is_dir():
+        return Path(model_path)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model_path, "config.json", revision=revision)
+    except (ImportError, ValueError):  # not installed; not the name of a repository
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def rank_facts(storage_config: HiCacheStorageConfig) -> RankFacts:
+    """Ranks of DP attention are no part of it: they compute the same KV."""
+    return RankFacts(
+        tp_rank=storage_config.tp_rank,
+        tp_size=storage_config.tp_size,
+        pp_rank=storage_config.pp_rank,
+        pp_size=storage_config.pp_size,
+        attn_cp_rank=storage_config.attn_cp_rank,
+        attn_cp_size=storage_config.attn_cp_size,
+        dcp_rank=storage_config.dcp_rank,
+        dcp_size=storage_config.dcp_size,
+        is_replicated=storage_config.is_mla_model,
+    )
+
+
+def num_heads_split(storage_config: HiCacheStorageConfig) -> int:
+    """Into how many objects a page is cut, so that engines of other TP sizes can share it (tp_lcm_size)."""
+    if not storage_config.should_split_heads:
+        return 1
+    return int(storage_config.tp_lcm_size) // int(storage_config.tp_size)
+
+
+def first_page(pool: Any) -> torch.Tensor:
+    """The slots of a host pool's first page; under DCP one row holds several."""
+    return torch.arange(int(getattr(pool, "logical_page_size", None) or pool.page_size))
+
+
+def storage_metrics(loads: Transfers, saves: Transfers) -> Any:
+    return StorageMetrics(
+        prefetch_pgs=loads.pages,
+        backup_pgs=saves.pages,
+        prefetch_bandwidth=loads.gib_per_s,
+        backup_bandwidth=saves.gib_per_s,
+    )
+
+
+def _architecture(directory: Path | None) -> str:
+    if directory is None or not (directory / "config.json").is_file():
+        return ""
+    return ",".join(json.loads((directory / "config.json").read_text()).get("architectures") or [])

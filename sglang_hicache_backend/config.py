@@ -1,0 +1,137 @@
+"""Configuration of the plugin, written as SGLang's users of Mooncake write it: first the extra config, then
+the file of SGLANG_HICACHE_MOONCAKE_CONFIG_PATH, then MOONCAKE_* of the environment; key by key.
+
+The only module of the plugin that reads the environment.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from kvcore.client.address import parse_address
+from kvcore.client.mooncake.config import MEANINGLESS
+from kvcore.config import load_config, read_file
+from sglang_hicache_backend.log import get_logger
+
+logger = get_logger(__name__)
+
+CONFIG_PATH_VARIABLE = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
+
+
+class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of the extra config that are ours. Durations accept "30s"."""
+
+    store_address: Annotated[
+        str, Meta(description="where mooncake-store listens: host:port, tls://host:port or unix:///path")
+    ] = "127.0.0.1:50051"
+    store_token: Annotated[str, Meta(description="the store's access token, if it wants one")] = ""
+    store_tls_ca: Annotated[
+        str, Meta(description="for tls://: file of certificates to trust; empty: the system's")
+    ] = ""
+    store_tls_cert: Annotated[str, Meta(description="file of our certificate, if the store wants one")] = ""
+    store_tls_key: Annotated[str, Meta(description="file of its private key")] = ""
+    planes: Annotated[
+        list[str],
+        Meta(min_length=1, description="how bytes may move, best first: shm needs the store's host"),
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    tenant: Annotated[str, Meta(min_length=1, description="engines of different tenants never share")] = (
+        "default"
+    )
+    extra_backend_tag: Annotated[
+        str, Meta(description="engines with different tags never share: for deployments side by side")
+    ] = ""
+    weights_id: Annotated[
+        str,
+        Meta(description="identity of the weights; empty: revision, or a digest of the checkpoint's files"),
+    ] = ""
+    lookup_timeout_ms: Annotated[
+        float, Meta(gt=0, description="after this the store counts as not having the pages it was asked for")
+    ] = 1000
+    load_timeout_ms: Annotated[
+        float, Meta(gt=0, description="after this pages that have not arrived are misses; for each 128")
+    ] = 10_000
+    save_timeout_ms: Annotated[
+        float, Meta(gt=0, description="after this pages that are not stored are given up; for each 128")
+    ] = 30_000
+
+
+# Mooncake's names for what we call by the vLLM plugin's; those first that win.
+_ALIASES = {
+    "master_server_address": "store_address",
+    "client_server_address": "store_address",
+    "tenant_id": "tenant",
+}
+_VARIABLES = {
+    "MOONCAKE_MASTER": "store_address",
+    "MOONCAKE_CLIENT": "store_address",
+    "MOONCAKE_TENANT_ID": "tenant",
+}
+# Read by SGLang itself and left in the extra config, or by both.
+SGLANG_KEYS = frozenset(
+    {
+        "backend_name",
+        "module_path",
+        "class_name",
+        "interface_v1",
+        "allocator",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "hicache_storage_pass_prefix_keys",
+        "tp_lcm_size",
+    }
+)
+# Of SGLang's own Mooncake backend; nothing that a client of our store would have to be told.
+MOONCAKE_KEYS = MEANINGLESS | {
+    "local_hostname",
+    "master_metrics_port",
+    "check_server",
+    "standalone_storage",
+    "enable_group_semantics",
+}
+
+
+def backend_config(
+    extra_config: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None
+) -> BackendConfig:
+    """Raises kvcore.errors.ConfigError naming the key and what is wrong with its value, or the file that
+    cannot be read. An unknown key is none of our business to refuse: it is logged, with the nearest known."""
+    environ = os.environ if environ is None else environ
+    fields = BackendConfig.__struct_fields__
+    values: dict[str, Any] = {}
+    _take(values, extra_config or {}, "extra config")
+    if path := environ.get(CONFIG_PATH_VARIABLE):
+        _take(values, read_file(Path(path)), path)
+    variables = {f"MOONCAKE_{name.upper()}": name for name in fields} | _VARIABLES
+    for variable, name in variables.items():
+        if environ.get(variable):
+            values.setdefault(name, environ[variable])
+    config = load_config(BackendConfig, overrides=values)
+    parse_address(config.store_address)
+    return config
+
+
+def _take(values: dict[str, Any], source: Mapping[str, Any], origin: str) -> None:
+    """What is not there yet. Within one source our own name for a thing goes before Mooncake's."""
+    known = (*BackendConfig.__struct_fields__, *_ALIASES)
+    found: dict[str, Any] = {}
+    for key in known:
+        if (value := source.get(key)) not in (None, ""):
+            found.setdefault(_ALIASES.get(key, key), value)
+    for key in source:
+        if key in MOONCAKE_KEYS:
+            logger.debug("%s: %s has no meaning to this store", origin, key)
+        elif key not in known and key not in SGLANG_KEYS:
+            logger.warning("%s: key %r is not known and was ignored%s", origin, key, _nearest(key, known))
+    for name, value in found.items():
+        values.setdefault(name, value)
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, [*known, *SGLANG_KEYS, *MOONCAKE_KEYS], n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
