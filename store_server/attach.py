@@ -22,7 +22,7 @@ _ACCEPT_PAUSE_S = 1.0
 
 
 class AttachPoint:
-    """A Unix socket at `path`. `mapping_gone(session)` is called when a client has provably unmapped.
+    """A Unix socket at `path`. `access_ended(session)` is called when a client has provably unmapped.
 
     Raw sockets and readiness callbacks: transports cannot send descriptors."""
 
@@ -30,12 +30,12 @@ class AttachPoint:
         self,
         path: Path,
         pool_fd: int,
-        mapping_gone: Callable[[Session], None],
+        access_ended: Callable[[Session], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.path = path
         self._pool_fd = pool_fd
-        self._mapping_gone = mapping_gone
+        self._access_ended = access_ended
         self._loop = loop
         self._offers: dict[bytes, Session] = {}
         self._clients: dict[socket.socket, Session | None] = {}
@@ -110,4 +110,4 @@ class AttachPoint:
         client.close()
         if session is not None:
             session.is_mapped = False
-            self._mapping_gone(session)
+            self._access_ended(session)

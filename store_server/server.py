@@ -123,7 +123,7 @@ class StoreServer:
         self._listeners.append(unix)
         if "shm" in config.planes:
             self._attach = AttachPoint(
-                self._runtime_dir.path / "pool.sock", self.pool.fd, self.store.writes.mapping_gone, loop
+                self._runtime_dir.path / "pool.sock", self.pool.fd, self.store.writes.access_ended, loop
             )
         self._cpu_s, self._cpu_seen_at = time.process_time(), self.clock.now()
         self._upkeep = loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)

@@ -17,6 +17,7 @@ import msgspec
 
 from kvcore.errors import StoreUnavailable
 from kvcore.transport import verbs_sysfs
+from kvcore.wire.direct import QueuePairAddress as QueuePairAddress
 
 # Soft-RoCE takes 7 for "try for ever": a dead peer would never be noticed.
 MAX_RETRIES = 6
@@ -24,17 +25,6 @@ MAX_RETRIES = 6
 
 class RdmaUnavailable(StoreUnavailable):
     """No library, no device, or a device that refuses; says which. Other planes go on."""
-
-
-class QueuePairAddress(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a peer must know to connect to a queue pair. `lid` is 0 on Ethernet; `mtu` is the code of ibv_mtu
-    (1: 256 bytes .. 5: 4096)."""
-
-    number: int
-    packet_number: int
-    gid: bytes
-    lid: int
-    mtu: int
 
 
 class PathOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,12 @@ contiguous bytes of its layers [layer_begin, layer_end).
 
 import msgspec
 
+from kvcore.wire.direct import ConnectQueuePair as ConnectQueuePair
+from kvcore.wire.direct import ConnectQueuePairReply as ConnectQueuePairReply
+from kvcore.wire.direct import DisconnectQueuePair as DisconnectQueuePair
+from kvcore.wire.direct import QueuePairAddress as QueuePairAddress
+from kvcore.wire.direct import RdmaOffer as RdmaOffer
+from kvcore.wire.direct import ShmOffer as ShmOffer
 from kvcore.wire.managing import Describe as Describe
 from kvcore.wire.managing import DescribeReply as DescribeReply
 from kvcore.wire.managing import Drain as Drain
@@ -49,20 +55,6 @@ class Hello(Message, frozen=True, array_like=True, tag=1):
     host_id: str = ""
 
 
-class ShmOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where to fetch the pool memfd: connect to `attach_path` (a Unix socket), send `nonce`, receive it.
-
-    The attach connection must stay open as long as the pool is mapped: its end is the store's proof that the
-    mapping is gone (kernel order at exit: memory first, then files). On `unix_path`, if it is given, the
-    store speaks this protocol, too: messages cost less there than over TCP.
-    """
-
-    attach_path: str
-    nonce: bytes
-    pool_size_bytes: int
-    unix_path: str = ""
-
-
 class HelloReply(Message, frozen=True, array_like=True, tag=2):
     """`server_id` changes when the store restarts. Limits are hard: a frame over them ends the connection."""
 
@@ -74,6 +66,7 @@ class HelloReply(Message, frozen=True, array_like=True, tag=2):
     max_keys: int
     default_lease_ms: int
     shm: ShmOffer | None = None
+    rdma: RdmaOffer | None = None
 
 
 class ErrorReply(Message, frozen=True, array_like=True, tag=3):
@@ -160,7 +153,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated.
 
     Extents cover the whole object, also when only some layers were asked for; they are empty for a client
-    that has not attached the pool. `checksums`: one a layer of the object (0: not given or not committed
+    that has neither attached the pool nor connected a queue pair. `checksums`: one a layer of the object (0: not given or not committed
     yet), or empty.
     """
 
@@ -307,6 +300,8 @@ Request = (
     | Drain
     | Verify
     | Describe
+    | ConnectQueuePair
+    | DisconnectQueuePair
 )
 Reply = (
     HelloReply
@@ -323,4 +318,5 @@ Reply = (
     | DrainReply
     | VerifyReply
     | DescribeReply
+    | ConnectQueuePairReply
 )

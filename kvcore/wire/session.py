@@ -50,6 +50,8 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Drain: m.DrainReply,
     m.Verify: m.VerifyReply,
     m.Describe: m.DescribeReply,
+    m.ConnectQueuePair: m.ConnectQueuePairReply,
+    m.DisconnectQueuePair: m.Ack,
 }
 WITH_PAYLOAD: frozenset[type[m.Message]] = frozenset({m.Put, m.Write, m.ReadReply})
 

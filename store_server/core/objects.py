@@ -41,15 +41,22 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
 
 class Session(msgspec.Struct, eq=False):
     """One connection as the core sees it. The shell sets `is_mapped` as long as the client holds a mapping of
-    the pool; only then are extents handed out, and only then must abandoned ones be quarantined.
+    the pool, and `num_queue_pairs` to how many it has connected; only with one of them are extents handed out,
+    and only then must abandoned ones be quarantined.
     `num_waiting_keys` are those of its parked requests."""
 
     number: int
     client_name: str = ""
     is_mapped: bool = False
+    num_queue_pairs: int = 0
     num_waiting_keys: int = 0
     lease_numbers: set[int] = msgspec.field(default_factory=set)
     quarantined: dict[bytes, list[StoredObject]] = msgspec.field(default_factory=dict)
+
+    @property
+    def has_direct_access(self) -> bool:
+        """Whether the client can touch the pool's memory by itself."""
+        return self.is_mapped or self.num_queue_pairs > 0
 
 
 class Reservation(msgspec.Struct, eq=False):

@@ -278,7 +278,7 @@ class Reads:
                 grants.append(Grant(status))
                 continue
             objects.append(obj)
-            extents = list(obj.extents) if session.is_mapped else []
+            extents = list(obj.extents) if session.has_direct_access else []
             missing = bytes(8 * (obj.num_layers - obj.layers_ready))
             checksums = _unpack_checksums([obj.checksums, missing]) if obj.checksums else []
             grants.append(Grant(status, extents, obj.size_bytes, obj.num_layers, obj.layers_ready, checksums))

@@ -135,7 +135,7 @@ class Store:
     def close_session(self, session: Session) -> None:
         """The connection is gone: its reservations are abandoned, its leases end, its waits are forgotten.
 
-        If it had mapped the pool, call `writes.mapping_gone` when the mapping is provably gone as well."""
+        If it had direct access to the pool, call `writes.access_ended` when that is provably gone as well."""
         self.space.release(self.waiters.close_session(session))
         self.room.close_session(session)
         self.writes.close_session(session)

@@ -93,7 +93,7 @@ class Writes:
                 f"{len(request.parents)} parents for {len(keys)} keys (give one a key, or none)",
             )
         reserved = self._reserve_all(
-            session, keys, sizes, request.num_layers, now, session.is_mapped, may_wait
+            session, keys, sizes, request.num_layers, now, session.has_direct_access, may_wait
         )
         if reserved is None:
             return None
@@ -105,7 +105,7 @@ class Writes:
             if obj is None:
                 grants.append(Grant(status))
             else:
-                extents = list(obj.extents) if session.is_mapped else []
+                extents = list(obj.extents) if session.has_direct_access else []
                 grants.append(Grant(status, extents, size_bytes, request.num_layers))
         return ReserveReply(request.id, grants)
 
@@ -200,7 +200,7 @@ class Writes:
         """Takes a reservation from its writer. If it can still write to the extents they go to quarantine."""
         reservation = self._reservations[key]
         session, obj = reservation.session, reservation.obj
-        if reservation.is_direct and session.is_mapped:
+        if reservation.is_direct and session.has_direct_access:
             obj.users += 1
             session.quarantined.setdefault(key, []).append(obj)
             self.quarantined_bytes += obj.size_bytes
@@ -219,13 +219,15 @@ class Writes:
         return next(iter(self._reservations.values())).deadline
 
     def close_session(self, session: Session) -> None:
-        """A mapped session's extents stay quarantined until `mapping_gone`."""
+        """Extents of a session with direct access stay quarantined until `access_ended`."""
         own = [key for key, reservation in self._reservations.items() if reservation.session is session]
         for key in own:
             self.abandon(key)
 
-    def mapping_gone(self, session: Session) -> None:
-        """The client can no longer write to the pool."""
+    def access_ended(self, session: Session) -> None:
+        """A mapping or a queue pair of the client is provably gone; with the last, so is the quarantine."""
+        if session.has_direct_access:
+            return
         for key in list(session.quarantined):
             self._end_quarantine(session, key)
 

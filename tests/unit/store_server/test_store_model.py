@@ -205,7 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def unmap(self, session: Session) -> None:
         session.is_mapped = False
-        self.store.writes.mapping_gone(session)
+        self.store.writes.access_ended(session)
 
     @invariant()
     def it_is_the_dict(self) -> None:

@@ -116,13 +116,16 @@ def test_an_abort_by_the_writer_frees_and_by_others_does_not() -> None:
     assert store.space.allocator.used_bytes == 0
 
 
-def test_extents_are_handed_out_only_to_who_has_mapped_the_pool() -> None:
+def test_extents_are_handed_out_only_to_who_has_direct_access() -> None:
     store = new_store()
     session = store.open_session()
     reply = store.writes.reserve(session, Reserve(1, [key(1)], [KIB]), 0.0)
     assert reply.grants[0].extents == []
     session.is_mapped = True
     reply = store.writes.reserve(session, Reserve(1, [key(2)], [KIB]), 0.0)
+    assert sum(reply.grants[0].extents[1::2]) == KIB
+    session.is_mapped, session.num_queue_pairs = False, 1
+    reply = store.writes.reserve(session, Reserve(1, [key(3)], [KIB]), 0.0)
     assert sum(reply.grants[0].extents[1::2]) == KIB
 
 
@@ -139,7 +142,8 @@ def test_extents_of_a_writer_that_overran_are_quarantined_until_it_cannot_write(
     if ending == "mapping":
         store.close_session(session)
         assert store.stats()[metrics.QUARANTINED_BYTES] == KIB
-        store.writes.mapping_gone(session)
+        session.is_mapped = False
+        store.writes.access_ended(session)
     elif ending == "abort":
         assert abort(store, session, [key(1)]) == [Status.OK]
     else:
@@ -156,9 +160,25 @@ def test_a_mapped_writer_that_vanishes_is_quarantined_but_its_leases_are_not() -
     reserve(store, session, [key(2)], KIB)
     store.close_session(session)
     assert store.stats()[metrics.QUARANTINED_BYTES] == KIB
-    store.writes.mapping_gone(session)
+    session.is_mapped = False
+    store.writes.access_ended(session)
     assert store.stats()[metrics.QUARANTINED_BYTES] == 0
     check_invariants(store)
+
+
+def test_the_quarantine_ends_with_the_last_way_to_write() -> None:
+    store = new_store()
+    session = store.open_session()
+    session.is_mapped, session.num_queue_pairs = True, 2
+    reserve(store, session, [key(1)], KIB)
+    store.close_session(session)
+    for session.is_mapped, session.num_queue_pairs in ((True, 0), (False, 2), (False, 1)):
+        store.writes.access_ended(session)
+        assert store.stats()[metrics.QUARANTINED_BYTES] == KIB
+    session.num_queue_pairs = 0
+    store.writes.access_ended(session)
+    assert store.stats()[metrics.QUARANTINED_BYTES] == 0
+    assert store.space.allocator.used_bytes == 0
 
 
 def test_corrupt_bytes_are_dropped() -> None:
