@@ -9,16 +9,27 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 START_S = 60.0
 
 
 class StoreProcess:
-    """Keeps its port over kills and restarts. `flags` are those of `mooncake-store serve`."""
+    """Keeps its port over kills and restarts. `flags` are those of `mooncake-store serve`; `enter` are words
+    in front of its command, which lead to where it runs."""
 
-    def __init__(self, folder: Path, *flags: str, pool: str = "256mb") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        pool: str = "256mb",
+        host: str = "127.0.0.1",
+        enter: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
+        self.host = host
+        self._enter = list(enter)
         self.port = 0
         self.unix_address = ""
         self._flags = ["--pool-size-bytes", pool, "--admin-port", "-1", "--log-level", "warning", *flags]
@@ -29,7 +40,7 @@ class StoreProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -39,8 +50,9 @@ class StoreProcess:
     def start(self) -> "StoreProcess":
         ready_file = self.folder / "ready.json"
         ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "store_server.cli", "serve", "--ready-file", str(ready_file)]
-        command += ["--port", str(self.port), *self._flags]
+        command = [*self._enter, sys.executable, "-m", "store_server.cli", "serve"]
+        command += ["--ready-file", str(ready_file), "--host", self.host, "--port", str(self.port)]
+        command += self._flags
         with (self.folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": self._runtime}

@@ -1,0 +1,83 @@
+"""The guest that scripts/rdma-vm makes, seen from a test: two hosts, their devices, and wires to cut."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class GuestHost(NamedTuple):
+    """`address` is that of its TCP, `devices` are its RDMA devices, one on each wire."""
+
+    name: str
+    address: str
+    devices: tuple[str, str]
+
+    @property
+    def enter(self) -> list[str]:
+        """Words in front of a command that is to run on this host."""
+        return ["ip", "netns", "exec", self.name]
+
+
+CLIENT_HOST = GuestHost("h0", "10.78.0.1", ("rxe0", "rxe2"))
+"""Where the tests themselves run."""
+SERVER_HOST = GuestHost("h1", "10.78.0.2", ("rxe1", "rxe3"))
+WIRES = (("rh0", "rh1"), ("rh2", "rh3"))
+"""Interfaces at the client's and at the server's end."""
+
+
+class Faults:
+    """rdma-fault; `mend` puts everything back."""
+
+    def down(self, *interfaces: str) -> None:
+        self._run("down", *interfaces)
+
+    def up(self, *interfaces: str) -> None:
+        self._run("up", *interfaces)
+
+    def loss(self, percent: float, *interfaces: str) -> None:
+        self._run("loss", str(percent), *interfaces)
+
+    def delay(self, delay_ms: float, *interfaces: str) -> None:
+        self._run("delay", str(delay_ms), *interfaces)
+
+    def mend(self) -> None:
+        everything = [interface for wire in WIRES for interface in wire]
+        self._run("clear", *everything, "th0", "th1")
+        self._run("up", *everything)
+
+    @staticmethod
+    def _run(*words: str) -> None:
+        subprocess.run(["rdma-fault", *words], check=True)
+
+
+@contextmanager
+def python_on(host: GuestHost, program: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A Python program on `host`, its stdin and stdout as pipes; killed at the end if it has not ended."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    process = subprocess.Popen(
+        [*host.enter, sys.executable, str(program), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def count_rdma(kind: str) -> int:
+    """How many `kind` (qp, cq, mr, pd) of user space there are in the whole guest."""
+    shown = subprocess.run(["rdma", "resource", "show", kind], capture_output=True, text=True, check=True)
+    return sum(" pid " in line for line in shown.stdout.splitlines())
