@@ -15,6 +15,7 @@ OBJECTS = "objects"
 OBJECTS_PENDING = "objects_pending"
 LEASES = "leases"
 CONNECTIONS = "connections"
+QUEUE_PAIRS = "queue_pairs"  # of clients on the rdma plane
 QUARANTINED_BYTES = "quarantined_bytes"
 WAITERS = "waiters"
 WAITING_FOR_ROOM = "waiting_for_room"  # writers held back until write-back to disk has made room

@@ -17,7 +17,7 @@ from store_server.tenants import check as check_tenants
 
 ENV_PREFIX = "MOONCAKE_STORE"
 DEFAULT_POOL_SIZE_BYTES = 1 << 30
-KNOWN_PLANES = ("shm", "tcp")
+KNOWN_PLANES = ("rdma", "shm", "tcp")
 
 
 def _help(text: str) -> msgspec.Meta:
@@ -37,7 +37,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenants: Annotated[
         list[Tenant], _help('as a flag JSON: [{"name": "a", "token": "secret", "dram_quota": "64gb"}]')
     ] = []
-    planes: Annotated[tuple[str, ...], _help("how bytes may move, of shm and tcp")] = ("shm", "tcp")
+    planes: Annotated[tuple[str, ...], _help("how bytes may move, of rdma, shm and tcp")] = KNOWN_PLANES
+    device_name: Annotated[str, _help("RDMA devices, comma-separated, '': all that are up")] = ""
 
     pool_size_bytes: Annotated[int, _help("DRAM for KV blocks, taken at start, for example 64gb")] = (
         DEFAULT_POOL_SIZE_BYTES

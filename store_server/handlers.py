@@ -21,8 +21,11 @@ def _hello(connection: "StoreConnection", request: m.Hello, now: float) -> m.Hel
     connection.client = server.tenants.client_of(request.token)
     offer = None
     planes = [plane for plane in request.planes if plane in server.config.planes]
-    if not connection.client.may_use_shm:
-        planes = [plane for plane in planes if plane != "shm"]
+    if not connection.client.may_touch_pool:
+        planes = [plane for plane in planes if plane not in ("shm", "rdma")]
+    rdma = server.rdma.offer if server.rdma is not None and "rdma" in planes else None
+    if rdma is None and "rdma" in planes:
+        planes.remove("rdma")
     if "shm" in planes:
         offer = server.offer_shm(connection.session, request.host_id)
         if offer is None:
@@ -38,6 +41,7 @@ def _hello(connection: "StoreConnection", request: m.Hello, now: float) -> m.Hel
         max_keys=server.config.max_keys,
         default_lease_ms=server.config.default_lease_ms,
         shm=offer,
+        rdma=rdma,
     )
 
 
@@ -61,6 +65,23 @@ def _reserve(connection: "StoreConnection", request: m.Reserve, now: float) -> m
             return reply
     store.room.park(session, attempt, now)
     return None
+
+
+def _connect_queue_pair(
+    connection: "StoreConnection", request: m.ConnectQueuePair, now: float
+) -> m.ConnectQueuePairReply:
+    rdma = connection.server.rdma
+    if rdma is None or not connection.client.may_touch_pool:
+        raise RequestRefused(m.ErrorCode.FORBIDDEN, "the rdma plane is not offered to this client")
+    return rdma.connect(connection.session, request)
+
+
+def _disconnect_queue_pair(
+    connection: "StoreConnection", request: m.DisconnectQueuePair, now: float
+) -> m.Ack:
+    if connection.server.rdma is not None:
+        connection.server.rdma.disconnect(connection.session, request)
+    return m.Ack(request.id)
 
 
 def _evict(connection: "StoreConnection", request: m.Evict, now: float) -> None:
@@ -123,5 +144,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Drain: _drain,
     m.Verify: _verify,
     m.Describe: _describe,
+    m.ConnectQueuePair: _connect_queue_pair,
+    m.DisconnectQueuePair: _disconnect_queue_pair,
 }
 """Put and Write are not among them: their payload comes first, see connection.py."""

@@ -15,6 +15,7 @@ HELP = {
     n.OBJECTS_PENDING: "objects that are being written",
     n.LEASES: "leases that readers hold",
     n.CONNECTIONS: "clients that are connected",
+    n.QUEUE_PAIRS: "queue pairs by which clients move bytes over RDMA",
     n.QUARANTINED_BYTES: "DRAM that vanished writers may still write to",
     n.WAITERS: "requests that wait for layers to come",
     n.WAITING_FOR_ROOM: "writers that wait for room",

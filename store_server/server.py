@@ -14,6 +14,7 @@ from kvcore import metrics
 from kvcore.clock import Clock, WallClock
 from kvcore.errors import RequestRefused
 from kvcore.transport.host import host_id
+from kvcore.transport.verbs import Binding, RdmaUnavailable, load_binding
 from kvcore.units import format_size
 from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer, Tier
 from store_server.attach import AttachPoint
@@ -31,6 +32,7 @@ from store_server.drain import Drainer
 from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
+from store_server.rdma import RdmaPoint
 from store_server.runtime_dir import RuntimeDir
 from store_server.tenants import Tenants
 from store_server.tls import server_context
@@ -50,7 +52,12 @@ class StoreServer:
 
     store: Store
 
-    def __init__(self, config: StoreConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock | None = None,
+        load_verbs: Callable[[], Binding] = load_binding,
+    ) -> None:
         config.check()
         self.max_connections = affordable_connections(config.max_connections)
         if not config.huge_pages:
@@ -89,6 +96,8 @@ class StoreServer:
         self._listeners: list[asyncio.Server] = []
         self._runtime_dir = RuntimeDir()
         self._attach: AttachPoint | None = None
+        self._load_verbs = load_verbs
+        self.rdma: RdmaPoint | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
         self._is_evicting = False
@@ -125,6 +134,8 @@ class StoreServer:
             self._attach = AttachPoint(
                 self._runtime_dir.path / "pool.sock", self.pool.fd, self.store.writes.access_ended, loop
             )
+        if "rdma" in config.planes:
+            self._register_pool()
         self._cpu_s, self._cpu_seen_at = time.process_time(), self.clock.now()
         self._upkeep = loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
         logger.info(
@@ -163,6 +174,8 @@ class StoreServer:
             await self.events.stop()
         if self._attach is not None:
             self._attach.close()
+        if self.rdma is not None:
+            self.rdma.close()
         if self.config.unix_path:
             self.unix_path.unlink(missing_ok=True)
         self._runtime_dir.close()
@@ -183,6 +196,8 @@ class StoreServer:
             self._nobody_connected.set()
         if self._attach is not None:
             self._attach.withdraw(connection.session)
+        if self.rdma is not None:
+            self.rdma.withdraw(connection.session)
 
     def offer_shm(self, session: Session, client_host_id: str) -> ShmOffer | None:
         """None for a client of another host, or when hosts cannot be told apart."""
@@ -246,6 +261,7 @@ class StoreServer:
             **self.store.stats(),
             metrics.CONNECTIONS: len(self._connections),
             metrics.LOAD: self.store.reads.load,
+            metrics.QUEUE_PAIRS: self.rdma.num_pairs if self.rdma is not None else 0,
             **(self._cold.stats() if self._cold is not None else {}),
             **(self.events.stats() if self.events is not None else {}),
         }
@@ -291,6 +307,20 @@ class StoreServer:
         self.settle()
 
     # ---- inside ----------------------------------------------------------------------------------------
+
+    def _register_pool(self) -> None:
+        """A host without RDMA is no error: clients of it use the other planes."""
+        access_ended = self.store.writes.access_ended
+        try:
+            self.rdma = RdmaPoint(self.pool.view, self.config.device_name, access_ended, self._load_verbs)
+        except RdmaUnavailable as error:
+            level = logging.WARNING if self.config.device_name else logging.INFO
+            logger.log(level, "the rdma plane is not offered: %s", error)
+        else:
+            logger.info(
+                "the rdma plane is offered",
+                extra={"devices": self.rdma.offer.devices, "binding": self.rdma.binding_name},
+            )
 
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:

@@ -21,8 +21,9 @@ M = TypeVar("M", bound=Message)
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quotas: "64gb", or bytes; 0: as much as there is. `shm`: clients on this host map the whole pool, so
-    they could read, and spoil, what belongs to others; only for tenants that are trusted with that."""
+    """Quotas: "64gb", or bytes; 0: as much as there is. `shm`: clients may touch the
+    whole pool by themselves, over shm and rdma, so they could read, and spoil, what belongs to others; only
+    for tenants that are trusted with that."""
 
     name: str
     token: str
@@ -47,7 +48,7 @@ class Client(msgspec.Struct, frozen=True):
 
     name: str = ""
     prefix: bytes = OPERATOR
-    may_use_shm: bool = True
+    may_touch_pool: bool = True
 
     @property
     def is_operator(self) -> bool:

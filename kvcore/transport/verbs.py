@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from kvcore.errors import StoreUnavailable
+from kvcore.errors import ConfigError, StoreUnavailable
 from kvcore.transport import verbs_sysfs
 from kvcore.wire.direct import QueuePairAddress as QueuePairAddress
 
@@ -209,10 +209,6 @@ class Device(Protocol):
         """`remote_access`: the peer may read and write what is registered with `remote`."""
         ...
 
-    def is_active(self) -> bool:
-        """Whether its port is up, as sysfs tells."""
-        ...
-
     def close(self) -> None: ...
 
 
@@ -220,6 +216,10 @@ class Binding(Protocol):
     name: str
 
     def device_names(self) -> list[str]: ...
+
+    def is_active(self, device_name: str) -> bool:
+        """Whether its port is up."""
+        ...
 
     def open(self, device_name: str) -> Device: ...
 
@@ -239,6 +239,21 @@ BINDINGS: dict[str, tuple[str, str]] = {
     "ibverbs": ("ibverbs", "kvcore.transport.verbs_ibverbs"),
     "pyverbs": ("pyverbs", "kvcore.transport.verbs_pyverbs"),
 }
+
+
+def choose_devices(binding: Binding, wanted: str) -> list[str]:
+    """Devices of a comma-separated list, in its order; of "" all whose port is up. ConfigError: not there;
+    RdmaUnavailable: none is up."""
+    present = binding.device_names()
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
+        if name not in present:
+            known = ", ".join(present) or "none"
+            raise ConfigError(f"RDMA device {name!r} is not on this host: there is {known}")
+    found = names or [name for name in present if binding.is_active(name)]
+    if not found:
+        raise RdmaUnavailable(f"none of the RDMA devices has an active port: {', '.join(present)}")
+    return found
 
 
 def load_binding(wanted: str = "", is_installed: Callable[[str], object] = find_spec) -> Binding:

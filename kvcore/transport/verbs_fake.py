@@ -187,9 +187,6 @@ class FakeDevice:
         with self.fabric.lock:
             return FakeQueuePair(self, completions, max_requests, remote_access)
 
-    def is_active(self) -> bool:
-        return self.active
-
     def close(self) -> None:
         """Others may have it open, too: it lives as long as its fabric."""
 
@@ -216,6 +213,9 @@ class FakeFabric:
 
     def device_names(self) -> list[str]:
         return list(self.devices)
+
+    def is_active(self, device_name: str) -> bool:
+        return self.devices[device_name].active
 
     def open(self, device_name: str) -> FakeDevice:
         if device_name not in self.devices:

@@ -263,9 +263,6 @@ class IbDevice:
         assert isinstance(completions, IbCompletionQueue)
         return IbQueuePair(self, completions.queue, max_requests, max_receives, remote_access)
 
-    def is_active(self) -> bool:
-        return verbs_sysfs.is_active(self.name)
-
     def close(self) -> None:
         self._domain.close()
         self._context.close()
@@ -279,6 +276,9 @@ class IbBinding:
             return [device.name for device in ib.get_device_list()]
         except OSError as error:
             raise RdmaUnavailable(f"libibverbs lists no devices: {error}") from error
+
+    def is_active(self, device_name: str) -> bool:
+        return verbs_sysfs.is_active(device_name)
 
     def open(self, device_name: str) -> IbDevice:
         return IbDevice(device_name)

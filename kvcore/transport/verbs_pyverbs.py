@@ -282,9 +282,6 @@ class PyDevice:
         assert isinstance(completions, PyCompletionQueue)
         return PyQueuePair(self, completions.queue, max_requests, max_receives, remote_access)
 
-    def is_active(self) -> bool:
-        return verbs_sysfs.is_active(self.name)
-
     def close(self) -> None:
         self._domain.close()
         self._context.close()
@@ -298,6 +295,9 @@ class PyBinding:
             return [device.name.decode() for device in get_device_list()]
         except PyverbsError as error:
             raise RdmaUnavailable(f"libibverbs lists no devices: {error}") from error
+
+    def is_active(self, device_name: str) -> bool:
+        return verbs_sysfs.is_active(device_name)
 
     def open(self, device_name: str) -> PyDevice:
         return PyDevice(device_name)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcore.errors import ConfigError
-
 INFINIBAND = Path("/sys/class/infiniband")
 PORT = 1
 _MAX_GIDS = 256
@@ -67,19 +65,6 @@ def read_gids(device_name: str, root: Path = INFINIBAND) -> list[Gid]:
 def best_gid(gids: list[Gid]) -> Gid | None:
     """RoCE v2 over IPv4 first, because it is routed most often; link-local addresses last."""
     return min(gids, key=_rank, default=None)
-
-
-def choose_devices(wanted: str, root: Path = INFINIBAND) -> list[str]:
-    """Devices of a comma-separated list, in its order; of "" all that are active. ConfigError: not there."""
-    present = device_names(root)
-    if not wanted:
-        return [name for name in present if is_active(name, root)]
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
-    for name in names:
-        if name not in present:
-            known = ", ".join(present) or "none"
-            raise ConfigError(f"RDMA device {name!r} is not on this host: there is {known}")
-    return names
 
 
 def _rank(gid: Gid) -> tuple[int, int]:

@@ -153,8 +153,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an object lives in the pool: `extents` = [offset, size, offset, size, ...], concatenated.
 
     Extents cover the whole object, also when only some layers were asked for; they are empty for a client
-    that has neither attached the pool nor connected a queue pair. `checksums`: one a layer of the object (0: not given or not committed
-    yet), or empty.
+    that has neither attached the pool nor connected a queue pair. `checksums`: one a layer of the object (0:
+    not given or not committed yet), or empty.
     """
 
     status: int

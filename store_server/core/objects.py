@@ -41,9 +41,9 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
 
 class Session(msgspec.Struct, eq=False):
     """One connection as the core sees it. The shell sets `is_mapped` as long as the client holds a mapping of
-    the pool, and `num_queue_pairs` to how many it has connected; only with one of them are extents handed out,
-    and only then must abandoned ones be quarantined.
-    `num_waiting_keys` are those of its parked requests."""
+    the pool, and `num_queue_pairs` to how many it has connected; only with one of them are extents handed
+    out, and only then must abandoned ones be quarantined. `num_waiting_keys` are those of its parked
+    requests."""
 
     number: int
     client_name: str = ""

@@ -6,7 +6,7 @@ import pytest
 
 from kvcore.errors import ConfigError, StoreUnavailable
 from kvcore.transport import verbs, verbs_sysfs
-from kvcore.transport.verbs import RdmaUnavailable, load_binding
+from kvcore.transport.verbs import RdmaUnavailable, choose_devices, load_binding
 from kvcore.transport.verbs_fake import FakeFabric
 from tests.contracts.verbs_contract import VerbsContract
 
@@ -63,14 +63,16 @@ def test_a_port_without_an_address_is_none(tmp_path: Path) -> None:
     assert verbs_sysfs.read_port("mlx5_1", tmp_path) is None
 
 
-def test_devices_are_all_active_ones_or_those_named(tmp_path: Path) -> None:
-    for name, state in (("mlx5_1", "4: ACTIVE"), ("mlx5_0", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
-        make_port(tmp_path, name, [(IPV4, "RoCE v2")], state=state)
-    assert verbs_sysfs.choose_devices("", tmp_path) == ["mlx5_1", "mlx5_2"]
-    assert verbs_sysfs.choose_devices("mlx5_2, mlx5_0", tmp_path) == ["mlx5_2", "mlx5_0"]
+def test_devices_are_all_active_ones_or_those_named() -> None:
+    fabric = FakeFabric("mlx5_0", "mlx5_1", "mlx5_2")
+    fabric.devices["mlx5_0"].active = False
+    assert choose_devices(fabric, "") == ["mlx5_1", "mlx5_2"]
+    assert choose_devices(fabric, "mlx5_2, mlx5_0") == ["mlx5_2", "mlx5_0"]
     with pytest.raises(ConfigError, match="'mlx5_9' is not on this host: there is mlx5_0, mlx5_1, mlx5_2"):
-        verbs_sysfs.choose_devices("mlx5_9", tmp_path)
-    assert verbs_sysfs.choose_devices("", tmp_path / "nothing") == []
+        choose_devices(fabric, "mlx5_9")
+    fabric.devices["mlx5_1"].active = fabric.devices["mlx5_2"].active = False
+    with pytest.raises(RdmaUnavailable, match="none of the RDMA devices has an active port"):
+        choose_devices(fabric, "")
 
 
 def test_without_a_device_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

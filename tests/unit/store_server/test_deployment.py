@@ -106,6 +106,7 @@ def test_every_number_of_the_store_is_explained(tmp_path: Path) -> None:
         *Store(StoreLimits(pool_size_bytes=1 << 20)).stats(),
         *(metrics.SSD_PREFIX + name for name in tier.stats()),
         metrics.CONNECTIONS,
+        metrics.QUEUE_PAIRS,
         metrics.LOAD,
         metrics.EVENTS_TOTAL,
         metrics.EVENT_REPLAYS_TOTAL,

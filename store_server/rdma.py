@@ -1,0 +1,140 @@
+"""The pool as RDMA devices see it: registered with each, and queue pairs that clients move its bytes by.
+
+The store posts nothing and gets no completions: clients read and write by themselves. What is left is to know
+who can, and to destroy a vanished client's queue pairs before anything it was writing to is used again.
+"""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from kvcore.errors import RequestRefused
+from kvcore.transport.verbs import (
+    Binding,
+    Device,
+    PathOptions,
+    QueuePair,
+    RdmaUnavailable,
+    choose_devices,
+)
+from kvcore.wire.messages import (
+    ConnectQueuePair,
+    ConnectQueuePairReply,
+    DisconnectQueuePair,
+    ErrorCode,
+    RdmaOffer,
+)
+from store_server.core.objects import Session
+
+logger = logging.getLogger(__name__)
+
+MAX_PAIRS_PER_CLIENT = 32
+
+
+class _OpenDevice:
+    """A device with the pool registered. The completion queue is there because verbs want one."""
+
+    def __init__(self, device: Device, address: int, size_bytes: int) -> None:
+        self.device = device
+        try:
+            self.region = device.register(address, size_bytes, remote=True)
+        except RdmaUnavailable:
+            device.close()
+            raise
+        self.completions = device.completion_queue(1)
+
+    def close(self) -> None:
+        self.completions.close()
+        self.region.close()
+        self.device.close()
+
+
+class RdmaPoint:
+    """Used in the loop's thread. `access_ended(session)` is called when a queue pair of it is destroyed."""
+
+    def __init__(
+        self,
+        pool: memoryview,
+        device_names: str,
+        access_ended: Callable[[Session], None],
+        load: Callable[[], Binding],
+    ) -> None:
+        """RdmaUnavailable: there is no device, or none takes the pool. ConfigError: no device of that
+        name."""
+        memory = np.frombuffer(pool, np.uint8)
+        self._pool_address: int = memory.ctypes.data
+        self._pool_size_bytes = memory.nbytes
+        self._access_ended = access_ended
+        self._devices: dict[str, _OpenDevice] = {}
+        self._pairs: dict[int, dict[tuple[str, int], QueuePair]] = {}
+        binding = load()
+        reasons = []
+        for name in choose_devices(binding, device_names):
+            try:
+                self._devices[name] = _OpenDevice(
+                    binding.open(name), self._pool_address, self._pool_size_bytes
+                )
+            except RdmaUnavailable as error:
+                reasons.append(str(error))
+                logger.warning("the pool is not offered on %s: %s", name, error)
+        if not self._devices:
+            raise RdmaUnavailable("; ".join(reasons))
+        self.binding_name = binding.name
+
+    @property
+    def num_pairs(self) -> int:
+        return sum(map(len, self._pairs.values()))
+
+    @property
+    def offer(self) -> RdmaOffer:
+        return RdmaOffer(list(self._devices), self._pool_size_bytes)
+
+    def connect(self, session: Session, request: ConnectQueuePair) -> ConnectQueuePairReply:
+        """RequestRefused, to be tried again later, when the device cannot."""
+        opened = self._devices.get(request.device)
+        if opened is None:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, f"the pool is not on a device {request.device!r}")
+        own = self._pairs.setdefault(session.number, {})
+        if len(own) >= MAX_PAIRS_PER_CLIENT:
+            raise RequestRefused(
+                ErrorCode.OVER_LIMIT, f"a client may have {MAX_PAIRS_PER_CLIENT} queue pairs"
+            )
+        try:
+            pair = opened.device.queue_pair(opened.completions, max_requests=1, remote_access=True)
+            try:
+                pair.connect(request.address, PathOptions())
+                address = pair.address
+            except RdmaUnavailable:
+                pair.close()
+                raise
+        except RdmaUnavailable as error:
+            raise RequestRefused(ErrorCode.NOT_READY, str(error), retryable=True) from error
+        own[request.device, pair.number] = pair
+        session.num_queue_pairs += 1
+        return ConnectQueuePairReply(request.id, address, self._pool_address, opened.region.remote_key)
+
+    def disconnect(self, session: Session, request: DisconnectQueuePair) -> None:
+        """One that is not there (any more) is no error: the client only wants to be sure."""
+        pair = self._pairs.get(session.number, {}).pop((request.device, request.number), None)
+        if pair is not None:
+            self._destroy(session, pair)
+
+    def withdraw(self, session: Session) -> None:
+        """Its connection has ended."""
+        for pair in self._pairs.pop(session.number, {}).values():
+            self._destroy(session, pair)
+
+    def close(self) -> None:
+        for own in self._pairs.values():
+            for pair in own.values():
+                pair.close()
+        self._pairs.clear()
+        for opened in self._devices.values():
+            opened.close()
+        self._devices.clear()
+
+    def _destroy(self, session: Session, pair: QueuePair) -> None:
+        pair.close()
+        session.num_queue_pairs -= 1
+        self._access_ended(session)
