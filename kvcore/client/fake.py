@@ -12,7 +12,7 @@ from typing import Any
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.transport.base import ReadBatch, WriteBatch
 from kvcore.transport.fake import DEFAULT_TIMEOUT_MS, FakeStore, FakeTransfer, FakeTransport
-from kvcore.wire.messages import Status, Tier
+from kvcore.wire.messages import KeyInfo, Status, Tier
 
 __all__ = ["FakeStore", "FakeStoreClient"]
 
@@ -53,6 +53,25 @@ class FakeStoreClient:
         with self.store.changed:
             found = (self.store.objects.get(key) for key in keys)
             return [item is not None and item.sealed for item in found]
+
+    def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
+        if not self._answers(None):
+            return [], 0
+        with self.store.changed:
+            items = list(self.store.objects.items())
+        infos = [
+            KeyInfo(key, len(item.data), item.num_layers, item.layers_ready, Tier.DRAM, 0, 0)
+            for key, item in items[cursor : cursor + limit]
+        ]
+        return infos, cursor + limit if cursor + limit < len(items) else 0
+
+    def batch_remove(self, keys: Sequence[bytes], *, force: bool = False) -> list[Status]:
+        self.calls.append(("remove", list(keys)))
+        if not self._answers(None):
+            return [Status.UNAVAILABLE] * len(keys)
+        with self.store.changed:
+            found = [self.store.objects.pop(key, None) for key in keys]
+        return [Status.OK if item is not None else Status.MISSING for item in found]
 
     def reserve(
         self,
