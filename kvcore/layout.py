@@ -103,3 +103,16 @@ def extent_spans(extents: Sequence[int], begin: int, end: int) -> list[tuple[int
     if position < end:
         raise ValueError(f"extents of {position} bytes do not reach byte {end}")
     return spans
+
+
+def spans_within(
+    extents: Sequence[int], begin: int, end: int, pool_size_bytes: int
+) -> list[tuple[int, int]] | None:
+    """As `extent_spans`; None when the extents do not hold these bytes or reach out of the pool."""
+    try:
+        spans = extent_spans(extents, begin, end)
+    except (ValueError, IndexError):
+        return None
+    if any(offset < 0 or offset + size > pool_size_bytes for offset, size in spans):
+        return None
+    return spans

@@ -98,7 +98,7 @@ class _LeasedView(ObjectView):
 def open_view(plane: "ShmTransport", key: bytes) -> ObjectView | Status:
     """The lease lasts as long as the store gives by default. A Status: why there is no view."""
     channel, asked_at = plane.channel, time.monotonic()
-    fields = ([key], plane.lease_ms, 0, 0, 0, plane.take_ended_leases())
+    fields = ([key], plane.lease_ms, 0, 0, 0, plane.leases.take())
     outcome = channel.ask(Acquire, fields, asked_at + plane.timeout_s)
     if not isinstance(outcome, AcquireReply) or len(outcome.grants) != 1:
         return failure_of(outcome)

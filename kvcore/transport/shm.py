@@ -5,15 +5,14 @@ Writes: (Reserve has granted the extents) copy -> Commit. Batches that are small
 tcp plane, where that is cheaper.
 """
 
-import collections
-import contextlib
 import time
 from collections.abc import Sequence
 
-from kvcore.layout import extent_spans, layer_span, total_bytes
+from kvcore.layout import layer_span, spans_within, total_bytes
 from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import RunningSums, is_corrupt
+from kvcore.transport.ended_leases import EndedLeases
 from kvcore.transport.host_plane import HostPlane
 from kvcore.transport.lease_time import safe_end_s
 from kvcore.transport.mapping import PoolMapping, copy_from_pool, copy_to_pool
@@ -51,10 +50,6 @@ from kvcore.wire.messages import (
 # either way), puts, which need two, at about 240 KiB.
 INLINE_READ_BYTES = 48 << 10
 INLINE_PUT_BYTES = 240 << 10
-# How much of the pool an idle client may hold on to, in how many leases, and how long these last.
-MAX_LINGERING_BYTES = 16 << 20
-MAX_LINGERING_LEASES = 4
-LINGERING_LEASE_MS = 2000
 UNLIMITED_BYTES = 1 << 62
 
 
@@ -95,7 +90,7 @@ class AcquirePart:
             return self._copy(outcome)
         finally:
             if outcome.lease:
-                self._plane.end_lease(outcome.lease, self.moved_bytes)
+                self._plane.leases.end(outcome.lease, self.moved_bytes)
             if self._corrupt:
                 # Left there it could neither be read nor be written again.
                 channel.forget(Remove, (self._corrupt,))
@@ -109,7 +104,7 @@ class AcquirePart:
                 self._layer_end,
                 wait_ms,
                 self._layer_begin,
-                self._plane.take_ended_leases(),
+                self._plane.leases.take(),
             ),
             stall_s=self._plane.timeout_s,
             wait_s=wait_ms / 1e3,
@@ -143,7 +138,7 @@ class AcquirePart:
         views = self._sink(index, end - begin)
         if views is None:
             return Status.INVALID
-        spans = _spans_within(pool, grant.extents, begin, end)
+        spans = spans_within(grant.extents, begin, end, len(pool))
         if spans is None:
             return Status.INVALID
         copy_from_pool(pool, spans, views)
@@ -186,7 +181,7 @@ class PutPart:
         with self._plane.mapping.using() as pool:
             for index in granted:
                 size_bytes = self._sizes_bytes[index]
-                spans = pool and _spans_within(pool, outcome.grants[index].extents, 0, size_bytes)
+                spans = pool and spans_within(outcome.grants[index].extents, 0, size_bytes, len(pool))
                 if not pool or not spans:
                     channel.forget(Abort, ([self._keys[index] for index in granted],))
                     return [Status.UNAVAILABLE] * len(self._keys)
@@ -227,8 +222,7 @@ class ShmTransport(HostPlane):
         self._inline = inline
         self.checksums = inline.checksums
         self._reservations: dict[bytes, Reservation] = inline.reservations
-        # Its appends and pops are atomic.
-        self._ended_leases: collections.deque[int] = collections.deque()
+        self.leases = EndedLeases(self.channel, lease_ms)
 
     def submit_read(
         self,
@@ -243,8 +237,7 @@ class ShmTransport(HostPlane):
             return self._inline.submit_read(keys, sizes_bytes, sink, layer_begin, layer_end, wait_ms)
         parts: list[Part] = []
         for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys):
-            lingers = sum(sizes_bytes[run.start : run.stop]) <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
-            lease_ms = min(self.lease_ms, LINGERING_LEASE_MS) if lingers else self.lease_ms
+            lease_ms = self.leases.duration_ms(sum(sizes_bytes[run.start : run.stop]))
             part = AcquirePart(self, run, keys[run.start : run.stop], sink, lease_ms)
             part.send(layer_begin, layer_end, wait_ms)
             parts.append(part)
@@ -287,26 +280,8 @@ class ShmTransport(HostPlane):
         ]
         return self._transfer(parts, len(keys), self._inline.on_write)
 
-    def end_lease(self, lease: int, size_bytes: int) -> None:
-        """Nobody reads under it any more. A message of its own costs the store as much as an Acquire, so what
-        is small waits for the next one; should none come, the lease ends by time."""
-        lingers = 0 < size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
-        if lingers and len(self._ended_leases) < MAX_LINGERING_LEASES:
-            self._ended_leases.append(lease)
-        else:
-            self.channel.forget(Release, (lease,))
-
-    def take_ended_leases(self) -> list[int]:
-        taken: list[int] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                taken.append(self._ended_leases.popleft())
-        return taken
-
     def settle(self) -> None:
-        """Ends at once what else ends with the next Acquire: before asking for what a lease forbids."""
-        for lease in self.take_ended_leases():
-            self.channel.forget(Release, (lease,))
+        self.leases.settle()
 
     def close(self) -> None:
         self._inline.close()
@@ -336,7 +311,7 @@ class ShmTransport(HostPlane):
                 begin, end = layer_span(
                     reservation.size_bytes, reservation.num_layers, layer_begin, layer_end
                 )
-                spans = pool and _spans_within(pool, reservation.extents, begin, end)
+                spans = pool and spans_within(reservation.extents, begin, end, len(pool))
                 if not pool or not spans:
                     return False
                 copy_to_pool(pool, spans, views)
@@ -348,16 +323,3 @@ class ShmTransport(HostPlane):
         if statuses is None:
             statuses = [Status.INVALID] * num_keys
         return PartsTransfer(self.channel, parts, statuses, self.timeout_s, observe)
-
-
-def _spans_within(
-    pool: memoryview, extents: Sequence[int], begin: int, end: int
-) -> list[tuple[int, int]] | None:
-    """None when the extents do not hold these bytes or reach out of the pool."""
-    try:
-        spans = extent_spans(extents, begin, end)
-    except (ValueError, IndexError):
-        return None
-    if any(offset < 0 or offset + size > len(pool) for offset, size in spans):
-        return None
-    return spans

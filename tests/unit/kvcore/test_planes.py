@@ -273,7 +273,7 @@ def test_a_lease_over_little_ends_with_the_next_acquire_and_one_over_much_at_onc
         assert isinstance(request, m.Acquire) and request.release == expected
         bench.peer.reply(m.AcquireReply(request.id, lease, [grant]))
         assert read.wait() == [Status.OK]
-    monkeypatch.setattr("kvcore.transport.shm.MAX_LINGERING_BYTES", SIZE - 1)
+    monkeypatch.setattr("kvcore.transport.ended_leases.MAX_LINGERING_BYTES", SIZE - 1)
     read = shm.submit(ReadBatch(keys=KEYS[:1], buffers=[bytearray(SIZE)], layer_end=1))
     request, _ = bench.peer.expect()
     assert isinstance(request, m.Acquire) and request.release == [10]

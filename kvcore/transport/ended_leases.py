@@ -1,0 +1,48 @@
+"""Leases nobody reads under any more, and how the store learns of it."""
+
+import collections
+import contextlib
+
+from kvcore.transport.channel import Channel
+from kvcore.wire.messages import Release
+
+# How much of the pool an idle client may hold on to, in how many leases, and how long these last.
+MAX_LINGERING_BYTES = 16 << 20
+MAX_LINGERING_LEASES = 4
+LINGERING_LEASE_MS = 2000
+
+
+class EndedLeases:
+    """A message of its own costs the store as much as an Acquire, so what is small waits for the next one;
+    should none come, the lease ends by time. Thread-safe."""
+
+    def __init__(self, channel: Channel, lease_ms: int) -> None:
+        self._channel = channel
+        self._lease_ms = lease_ms
+        # Its appends and pops are atomic.
+        self._lingering: collections.deque[int] = collections.deque()
+
+    def duration_ms(self, size_bytes: int) -> int:
+        """How long to ask for when so much is to be read."""
+        lingers = size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
+        return min(self._lease_ms, LINGERING_LEASE_MS) if lingers else self._lease_ms
+
+    def end(self, lease: int, size_bytes: int) -> None:
+        lingers = 0 < size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
+        if lingers and len(self._lingering) < MAX_LINGERING_LEASES:
+            self._lingering.append(lease)
+        else:
+            self._channel.forget(Release, (lease,))
+
+    def take(self) -> list[int]:
+        """Those that end with the next Acquire."""
+        taken: list[int] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._lingering.popleft())
+        return taken
+
+    def settle(self) -> None:
+        """Ends them all at once: before asking for what a lease forbids."""
+        for lease in self.take():
+            self._channel.forget(Release, (lease,))
