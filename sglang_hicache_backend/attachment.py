@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kvcore.client.sync_client import StoreClient
-from kvcore.errors import ConfigError
+from kvcore.errors import ConfigError, RequestRefused
 from kvcore.guard import Guard
 from sglang_hicache_backend.config import BackendConfig, backend_config
 from sglang_hicache_backend.hits import POLICIES, Restorable
@@ -141,16 +141,21 @@ class Attachment:
 
 
 def open_client(config: BackendConfig, client_name: str) -> StoreClient:
-    """Returns at once, and connects in the background."""
-    return StoreClient(
-        config.store_address,
-        token=config.store_token,
-        planes=config.planes,
-        client_name=client_name,
-        tls_ca=config.store_tls_ca,
-        tls_cert=config.store_tls_cert,
-        tls_key=config.store_tls_key,
-    )
+    """Waits for the first attempt to connect, two seconds at most, so that the first prompts find what is
+    stored; without a store it goes on in the background."""
+    options: dict[str, Any] = {
+        "token": config.store_token,
+        "planes": config.planes,
+        "client_name": client_name,
+        "tls_ca": config.store_tls_ca,
+        "tls_cert": config.store_tls_cert,
+        "tls_key": config.store_tls_key,
+    }
+    try:
+        return StoreClient.connect(config.store_address, **options)
+    except RequestRefused:
+        # Logged by the client, which asks again now and then: somebody may correct the store's tokens.
+        return StoreClient(config.store_address, **options)
 
 
 def _load_flat(store: PageStore, page_hashes: Sequence[str], tensors: Sequence[Any]) -> list[bool]:
