@@ -88,3 +88,21 @@ def test_a_value_that_cannot_be_used_is_named(extra_config: dict[str, object], m
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.json: cannot be read"):
         backend_config({}, {CONFIG_PATH_VARIABLE: str(tmp_path / "gone.json")})
+
+
+@pytest.mark.parametrize("name", ["sglang-hicache.json", "sglang-hicache-all-settings.json"])
+def test_the_configurations_we_ship_are_right(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    written = json.loads((ROOT / "configs" / name).read_text())
+    with caplog.at_level(logging.WARNING):
+        assert backend_config(written, {}) == BackendConfig()
+    assert not caplog.records
+    if "all-settings" in name:
+        assert set(BackendConfig.__struct_fields__) <= set(written)
+
+
+def test_the_documentation_has_every_key() -> None:
+    text = (ROOT / "docs" / "sglang.md").read_text()
+    for name in BackendConfig.__struct_fields__:
+        assert re.search(rf"^\| `{name}` \|.*`MOONCAKE_{name.upper()}`", text, re.MULTILINE), name
+    for name in SGLANG_KEYS | MOONCAKE_KEYS:
+        assert f"`{name}`" in text, name
