@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ class StoreProcess:
         """`flags`: more of those of `mooncake-store serve`."""
         self.directory = directory
         self.port = free_port()
+        self.admin_port = free_port()
         self.pool_size = pool_size
         self.flags = flags
         self.process: subprocess.Popen[bytes] | None = None
@@ -145,7 +147,7 @@ class StoreProcess:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "store_server.cli", "serve", "--host", "127.0.0.1"),
-                    *("--port", str(self.port), "--admin-port", str(free_port())),
+                    *("--port", str(self.port), "--admin-port", str(self.admin_port)),
                     *("--pool-size-bytes", self.pool_size, "--ready-file", str(ready_file)),
                     *self.flags,
                 ],
@@ -158,6 +160,12 @@ class StoreProcess:
             assert self.process.poll() is None, log_path.read_text()
             assert time.monotonic() < deadline, log_path.read_text()
             time.sleep(0.02)
+
+    def stats(self) -> dict[str, Any]:
+        """The store's own numbers (kvcore.metrics, without prefix), and more."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/stats", timeout=60) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
 
     def kill(self) -> None:
         assert self.process is not None
