@@ -17,11 +17,10 @@ from kvcore.client.connection import Connection
 from kvcore.client.counters import CONNECT_FAILURES_TOTAL, CONNECTIONS_LOST_TOTAL, CONNECTS_TOTAL, Counters
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import RequestRefused, StoreUnavailable
-from kvcore.transport.choose import Plane, choose_plane
+from kvcore.transport.choose import Means, Plane, choose_plane
 from kvcore.transport.host import host_id
-from kvcore.transport.mapping import PoolMapping
 from kvcore.transport.parts import Reservation
-from kvcore.transport.shm import ShmTransport
+from kvcore.transport.rdma_host import RdmaHost
 from kvcore.transport.tcp import TcpTransport
 from kvcore.wire.messages import PROTOCOL_VERSION, HelloReply
 
@@ -47,6 +46,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     checksums: bool
     verify_shm: bool
     tls: ssl.SSLContext | None
+    rdma: RdmaHost | str
 
 
 class Link:
@@ -65,10 +65,6 @@ class Link:
         self.plane_reason = plane_reason
         self.reservations = reservations
         self.server_id = server_id
-
-    @property
-    def mapping(self) -> PoolMapping | None:
-        return self.plane.mapping if isinstance(self.plane, ShmTransport) else None
 
 
 def _encrypted(sock: socket.socket, context: ssl.SSLContext, host: str, timeout_s: float) -> TlsSocket:
@@ -93,6 +89,8 @@ class LinkKeeper:
         self._thread: threading.Thread | None = None
         self._attempted = threading.Event()
         self._refusal: RequestRefused | None = None
+        self.rdma: RdmaHost | str = options.rdma
+        """Devices and registered memory, which outlive links; or why there are none."""
 
     def current(self) -> Link | None:
         """None: there is no store to ask right now."""
@@ -136,6 +134,8 @@ class LinkKeeper:
             link.plane.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        if isinstance(self.rdma, RdmaHost):
+            self.rdma.close()
 
     def _open(self) -> Link:
         """OSError or StoreUnavailable when that fails for now, RequestRefused when for good."""
@@ -145,7 +145,7 @@ class LinkKeeper:
         plain = open_socket(options.address, timeout_s)
         sock = _encrypted(plain, options.tls, options.address.host, timeout_s) if options.tls else plain
         connection, reply = self._greet(sock, deadline)
-        shm = reply.shm if options.planes[:1] == ["shm"] else None
+        shm = reply.shm if self._offered()[:1] != ["tcp"] else None
         if shm is not None and shm.unix_path and not options.tls and not options.address.path:
             try:
                 nearer = open_socket(Address(path=shm.unix_path), timeout_s)
@@ -164,14 +164,20 @@ class LinkKeeper:
             on_read=self.counters.read,
             on_write=self.counters.written,
         )
-        plane, reason = choose_plane(options.planes, inline, reply, timeout_s, verify_shm=options.verify_shm)
+        means = Means(inline, reply, timeout_s, options.verify_shm, self.rdma)
+        plane, reason = choose_plane(options.planes, means)
         return Link(connection, plane, reason, reservations, reply.server_id)
 
     def _greet(self, sock: socket.socket | TlsSocket, deadline: float) -> tuple[Connection, HelloReply]:
         options = self.options
         connection = Connection(sock, self._lost, silence_s=options.silence_ms / 1e3)
-        hello = (PROTOCOL_VERSION, options.client_name, options.planes, options.token, host_id())
+        hello = (PROTOCOL_VERSION, options.client_name, self._offered(), options.token, host_id())
         return connection, connection.greet(hello, deadline)
+
+    def _offered(self) -> list[str]:
+        """Planes that this host could use."""
+        has_rdma = isinstance(self.rdma, RdmaHost)
+        return [plane for plane in self.options.planes if plane != "rdma" or has_rdma]
 
     def _install(self, link: Link) -> None:
         with self._lock:
@@ -200,8 +206,7 @@ class LinkKeeper:
         self.counters.add(CONNECTIONS_LOST_TOTAL)
         if not self._closed.is_set():
             logger.warning("lost store %s: %s; its blocks are misses for now", self.options.address, error)
-        if link.mapping is not None:
-            link.mapping.close()
+        link.plane.let_go()
         self.reconnect()
 
     def _failed(self, error: Exception) -> None:
@@ -235,9 +240,11 @@ class LinkKeeper:
         self._lock = threading.Lock()
         self._thread = None
         self.counters.start_over_after_fork()
+        if isinstance(self.rdma, RdmaHost):
+            self.rdma.leave_to_parent()
+            self.rdma = "this process was forked from the one that has the devices open"
         if link is not None:
-            if link.mapping is not None:
-                link.mapping.abandon_after_fork()
+            link.plane.leave_to_parent()
             link.connection.abandon_after_fork()
         if not self._closed.is_set():
             self.reconnect()

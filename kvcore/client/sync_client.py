@@ -15,18 +15,21 @@ from kvcore.client.names import key_runs, named, named_all
 from kvcore.client.tls import client_context
 from kvcore.errors import RequestRefused
 from kvcore.layout import as_views, split_views, total_bytes
-from kvcore.transport.base import Buffer, ReadBatch, Transfer, WriteBatch, check_batch
+from kvcore.transport.base import Buffer, ReadBatch, Region, Transfer, WriteBatch, check_batch
 from kvcore.transport.choose import Plane, check_planes
 from kvcore.transport.parts import (
     FinishedTransfer,
     Observer,
     Reservation,
     Sink,
+    UnpinnedRegion,
     failure_of,
     status_of,
     writable_views,
 )
 from kvcore.transport.pool_view import ObjectView
+from kvcore.transport.rdma_host import RdmaHost
+from kvcore.transport.verbs import RdmaUnavailable
 from kvcore.wire import messages as m
 from kvcore.wire.messages import Status
 
@@ -46,6 +49,7 @@ class StoreClient(Management):
     address      "127.0.0.1:50051", "tcp://host:port", "tls://host:port" or "unix:///path"
     token        what the store was told to ask for, if it was
     planes       best first; tcp is always there as the last resort
+    device_name  RDMA devices to use, comma-separated; "" for all whose port is up
     timeout_ms   deadline of a call without its own; a read's wait_ms comes on top
     silence_ms   a store that is due and has not sent a byte for so long is given up and reconnected to
     checksums    xxh3-64 of what is written, and verification of what is read over tcp
@@ -59,7 +63,8 @@ class StoreClient(Management):
         address: str,
         *,
         token: str = "",
-        planes: Sequence[str] = ("shm", "tcp"),
+        planes: Sequence[str] = ("rdma", "shm", "tcp"),
+        device_name: str = "",
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
         connect_timeout_ms: float = 2000.0,
         silence_ms: float = 2000.0,
@@ -83,6 +88,7 @@ class StoreClient(Management):
             checksums=checksums,
             verify_shm=verify_shm,
             tls=client_context(where, tls_ca, tls_cert, tls_key),
+            rdma=_open_rdma(planes, device_name),
         )
         super().__init__(LinkKeeper(options, counters), counters, timeout_ms / 1e3)
         self._arenas = Arenas()
@@ -114,6 +120,7 @@ class StoreClient(Management):
         link = self._keeper.current()
         return {
             **self._counters.snapshot(),
+            **(link.plane.counters() if link else {}),
             "connected": int(link is not None),
             "state": self._keeper.state,
             "plane": link.plane.name if link else "",
@@ -216,8 +223,20 @@ class StoreClient(Management):
             return
         for key in keys:
             link.reservations.pop(key, None)
-        for run in key_runs(list(keys), link.connection.max_keys):
-            link.connection.forget(m.Abort, (run,))
+        runs = key_runs(list(keys), link.connection.max_keys)
+
+        def say() -> None:
+            for run in runs:
+                link.connection.forget(m.Abort, (run,))
+
+        link.plane.after_writes(say)
+
+    def register(self, buffer: Buffer) -> Region:
+        """Memory that will be read into and written from often: over RDMA its bytes then move without a copy.
+        Any time, also without a store; reconnecting keeps it. Close the region when no transfer uses the
+        memory any more. On other planes, and for memory no device takes, it does nothing."""
+        rdma = self._keeper.rdma
+        return rdma.register(buffer) if isinstance(rdma, RdmaHost) else UnpinnedRegion(buffer)
 
     # ---- ObjectStore -----------------------------------------------------------------------------------
 
@@ -310,6 +329,16 @@ class StoreClient(Management):
         statuses = [Status.UNAVAILABLE] * num_keys
         observe(statuses, 0)
         return statuses
+
+
+def _open_rdma(planes: Sequence[str], device_name: str) -> RdmaHost | str:
+    """Or why there is none. ConfigError when there are devices, but not the one asked for."""
+    if "rdma" not in planes:
+        return "not wanted"
+    try:
+        return RdmaHost.open(device_name)
+    except RdmaUnavailable as error:
+        return str(error)
 
 
 def _check_lengths(keys: Sequence[object], buffers: Sequence[object]) -> None:

@@ -5,11 +5,25 @@ from typing import NamedTuple
 
 from kvcore.errors import ConfigError, StoreUnavailable
 from kvcore.transport.mapping import PoolMapping
+from kvcore.transport.rdma import RdmaTransport
+from kvcore.transport.rdma_host import RdmaHost
 from kvcore.transport.shm import ShmTransport
 from kvcore.transport.tcp import TcpTransport
+from kvcore.transport.verbs import RdmaUnavailable
 from kvcore.wire.messages import HelloReply
 
-Plane = TcpTransport | ShmTransport
+Plane = TcpTransport | ShmTransport | RdmaTransport
+
+
+class Means(NamedTuple):
+    """What a plane can be made of. `inline`: the tcp plane of the connection; `reply`: what the store offers;
+    `rdma`: devices of this host, or why there are none."""
+
+    inline: TcpTransport
+    reply: HelloReply
+    timeout_s: float
+    verify_shm: bool
+    rdma: RdmaHost | str
 
 
 class Choice(NamedTuple):
@@ -17,18 +31,31 @@ class Choice(NamedTuple):
     reason: str
 
 
-def open_shm(inline: TcpTransport, reply: HelloReply, timeout_s: float, verify: bool) -> Plane:
-    if reply.shm is None:
+def open_rdma(means: Means) -> Plane:
+    offer = means.reply.rdma
+    if isinstance(means.rdma, str):
+        raise RdmaUnavailable(means.rdma)
+    if offer is None:
+        raise RdmaUnavailable("the store does not offer it to this client")
+    lease_ms, verify = means.reply.default_lease_ms, means.inline.checksums
+    plane = RdmaTransport(means.inline, means.rdma, offer, lease_ms=lease_ms, verify=verify)
+    plane.open(means.timeout_s)
+    return plane
+
+
+def open_shm(means: Means) -> Plane:
+    if means.reply.shm is None:
         raise StoreUnavailable("the store does not offer it to this client (another host?)")
-    mapping = PoolMapping.attach(reply.shm, timeout_s)
-    return ShmTransport(inline, mapping, lease_ms=reply.default_lease_ms, verify=verify)
+    mapping = PoolMapping.attach(means.reply.shm, means.timeout_s)
+    return ShmTransport(means.inline, mapping, lease_ms=means.reply.default_lease_ms, verify=means.verify_shm)
 
 
-def open_tcp(inline: TcpTransport, reply: HelloReply, timeout_s: float, verify: bool) -> Plane:
-    return inline
+def open_tcp(means: Means) -> Plane:
+    return means.inline
 
 
-OPENERS: dict[str, Callable[[TcpTransport, HelloReply, float, bool], Plane]] = {
+OPENERS: dict[str, Callable[[Means], Plane]] = {
+    "rdma": open_rdma,
     "shm": open_shm,
     "tcp": open_tcp,
 }
@@ -41,19 +68,18 @@ def check_planes(wanted: Sequence[str]) -> list[str]:
     return list(wanted)
 
 
-def choose_plane(
-    wanted: Sequence[str], inline: TcpTransport, reply: HelloReply, timeout_s: float, *, verify_shm: bool
-) -> Choice:
+def choose_plane(wanted: Sequence[str], means: Means) -> Choice:
     """The first of `wanted` that works. tcp needs nothing but the connection there is, so it always does."""
     reasons: list[str] = []
     for name in wanted:
-        if name not in reply.planes:
-            reasons.append(f"{name}: the store does not have it")
+        if name not in means.reply.planes:
+            missing = means.rdma if name == "rdma" and isinstance(means.rdma, str) else ""
+            reasons.append(f"{name}: {missing or 'the store does not have it'}")
             continue
         try:
-            plane = OPENERS[name](inline, reply, timeout_s, verify_shm)
+            plane = OPENERS[name](means)
         except StoreUnavailable as error:
             reasons.append(f"{name}: {error}")
             continue
         return Choice(plane, "; ".join(reasons) or "first choice")
-    return Choice(inline, "; ".join(reasons) or "nothing else was wanted")
+    return Choice(means.inline, "; ".join(reasons) or "nothing else was wanted")

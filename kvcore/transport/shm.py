@@ -264,7 +264,6 @@ class ShmTransport(HostPlane):
         return found
 
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
-        """Whole objects of one layer."""
         sizes_bytes = [total_bytes(views) for views in values]
         if sum(sizes_bytes) <= self.inline_put_bytes:
             return self._inline.submit_put(keys, values)
@@ -286,6 +285,12 @@ class ShmTransport(HostPlane):
     def close(self) -> None:
         self._inline.close()
         self.mapping.close()
+
+    def let_go(self) -> None:
+        self.mapping.close()
+
+    def leave_to_parent(self) -> None:
+        self.mapping.abandon_after_fork()
 
     def submit_write(self, batch: WriteBatch) -> PartsTransfer:
         runs, statuses = plan_write(

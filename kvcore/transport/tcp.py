@@ -35,7 +35,6 @@ from kvcore.transport.parts import (
     plan_write,
     status_of,
 )
-from kvcore.transport.pool_view import ObjectView
 from kvcore.wire.messages import Put, Read, ReadReply, Remove, Status, Write
 
 
@@ -177,26 +176,13 @@ class TcpTransport(HostPlane):
         )
 
     def read_one(self, key: bytes, size_bytes: int, sink: Sink) -> Status:
-        """A whole object, now; `size_bytes` is an expectation, `sink` as in `submit_read`."""
         read = OneRead(key, sink, self._verify)
         status = read.run(self.channel, time.monotonic() + self.timeout_s)
         self.on_read((status,), read.moved_bytes)
         return status
 
-    def view_one(self, key: bytes) -> ObjectView | None:
-        """A whole object, copied: this plane has no memory in common with the store."""
-        views: list[memoryview] = []
-
-        def sink(index: int, size_bytes: int) -> list[memoryview]:
-            views.append(memoryview(bytearray(size_bytes)))
-            return views
-
-        if self.read_one(key, self.channel.max_payload_bytes, sink) is not Status.OK:
-            return None
-        return ObjectView([view.toreadonly() for view in views], total_bytes(views))
-
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
-        """Whole objects of one layer, reserved, written and sealed in one round trip."""
+        """In one round trip."""
         sizes_bytes = [total_bytes(views) for views in values]
         max_payload_bytes = self.channel.max_payload_bytes
         statuses = [Status.TOO_LARGE] * len(keys)
@@ -222,9 +208,6 @@ class TcpTransport(HostPlane):
             self.timeout_s,
             self.on_write,
         )
-
-    def settle(self) -> None:
-        """Tells the store what may wait otherwise: on this plane nothing does."""
 
     def close(self) -> None:
         self.channel.close()

@@ -44,6 +44,8 @@ REQUESTS = [
     m.Drain(20, True),
     m.Verify(21, True),
     m.Describe(22, KEYS),
+    m.ConnectQueuePair(23, "mlx5_0", m.QueuePairAddress(2**24 - 1, 7, bytes(16), 0, 5)),
+    m.DisconnectQueuePair(24, "mlx5_0", 5),
 ]
 FUZZ_INPUTS = 120_000
 

@@ -1,0 +1,191 @@
+"""Reads on the rdma plane: Acquire, then READ requests of our own, under a lease that provably still
+holds."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvcore.layout import layer_span, spans_within
+from kvcore.transport.channel import Call, Outcome
+from kvcore.transport.checksums import is_corrupt
+from kvcore.transport.lease_time import safe_end_s
+from kvcore.transport.parts import Sink, cut, failure_of, status_of
+from kvcore.transport.rdma_mover import Move
+from kvcore.transport.rdma_pieces import Plan
+from kvcore.transport.tcp import ReadPart
+from kvcore.transport.verbs import Opcode
+from kvcore.wire.messages import Acquire, AcquireReply, Grant, Release, Remove, Status
+
+if TYPE_CHECKING:
+    from kvcore.transport.rdma import RdmaTransport
+
+
+class RdmaReadPart:
+    """One Acquire. Its requests are posted by whoever waits or asks first when the answer is there. What RDMA
+    cannot move, or has failed to, comes over the control connection within the same deadline."""
+
+    def __init__(
+        self, plane: "RdmaTransport", indices: Sequence[int], keys: list[bytes], sink: Sink, lease_ms: int
+    ) -> None:
+        self.indices = indices
+        self.moved_bytes = 0
+        self._plane = plane
+        self._keys = keys
+        self._sink = sink
+        self._lease_ms = lease_ms
+        self._lease = 0
+        self._call: Call  # from `send` on
+        self._plan = Plan(plane.host)
+        self._move: Move | None = None
+        self._begun = False
+        self._statuses: list[Status] = []
+        self._views: dict[int, Sequence[memoryview]] = {}  # by position in keys
+        self._checksums: dict[int, Sequence[int]] = {}
+        self._direct: list[int] = []
+        self._inline: list[int] = []
+
+    def send(self, layer_begin: int, layer_end: int, wait_ms: int) -> None:
+        self._layer_begin, self._layer_end = layer_begin, layer_end
+        self._call = self._acquire(wait_ms)
+
+    def poll(self) -> bool:
+        if not self._begun:
+            if not self._plane.channel.poll(self._call):
+                return False
+            assert self._call.outcome is not None
+            if isinstance(self._call.outcome, AcquireReply) and self._is_lease_over():
+                return True  # `finish` asks again
+            self._begin(self._call.outcome)
+        return self._move is None or self._move.ok is not None
+
+    def finish(self, deadline: float) -> list[Status]:
+        channel = self._plane.channel
+        if not self._begun:
+            outcome = channel.wait(self._call, deadline)
+            # When too little is left of the lease a new one is asked for, now without waiting.
+            while isinstance(outcome, AcquireReply) and outcome.lease and self._is_lease_over():
+                channel.forget(Release, (outcome.lease,))
+                self._call = self._acquire(wait_ms=0)
+                outcome = channel.wait(self._call, deadline)
+            self._begin(outcome)
+        try:
+            self._end_move(deadline)
+        finally:
+            self._plan.close()
+            if self._lease:
+                self._plane.leases.end(self._lease, self.moved_bytes)
+        if self._inline:
+            self._read_inline(deadline)
+        return self._statuses
+
+    def _acquire(self, wait_ms: int) -> Call:
+        return self._plane.channel.start(
+            Acquire,
+            (
+                self._keys,
+                self._lease_ms,
+                self._layer_end,
+                wait_ms,
+                self._layer_begin,
+                self._plane.leases.take(),
+            ),
+            stall_s=self._plane.timeout_s,
+            wait_s=wait_ms / 1e3,
+        )
+
+    def _is_lease_over(self) -> bool:
+        return time.monotonic() > safe_end_s(self._call.sent_at, self._lease_ms)
+
+    def _begin(self, outcome: Outcome) -> None:
+        self._begun = True
+        if not isinstance(outcome, AcquireReply):
+            self._statuses = [failure_of(outcome)] * len(self._keys)
+            return
+        self._lease = outcome.lease
+        if len(outcome.grants) != len(self._keys):
+            self._statuses = [Status.INVALID] * len(self._keys)
+            return
+        self._statuses = [
+            self._begin_one(position, index, grant)
+            for position, (index, grant) in enumerate(zip(self.indices, outcome.grants, strict=True))
+        ]
+        if not self._direct:
+            return
+        if self._plane.mover.num_live and self._plan.take_room():
+            self._move = self._plane.mover.start(Opcode.READ, self._plan.pieces(), self._plan.keep())
+        else:
+            self._inline += self._direct
+
+    def _begin_one(self, position: int, index: int, grant: Grant) -> Status:
+        if grant.status != Status.OK:
+            return status_of(grant.status)
+        layer_end = self._layer_end or grant.num_layers
+        begin, end = layer_span(grant.size_bytes, grant.num_layers, self._layer_begin, layer_end)
+        views = self._sink(index, end - begin)
+        if views is None:
+            return Status.INVALID
+        self._views[position] = views
+        spans = spans_within(grant.extents, begin, end, self._plane.pool_size_bytes)
+        if spans is None:
+            # The store gives extents only to who has a queue pair with it.
+            self._inline.append(position)
+        else:
+            self._checksums[position] = grant.checksums[self._layer_begin : layer_end]
+            self._direct.append(position)
+            self._plan.add(spans, views)
+        return Status.OK
+
+    def _end_move(self, deadline: float) -> None:
+        move = self._move
+        if move is None:
+            return
+        if not move.wait(deadline):
+            self._plane.mover.cancel(move)
+            self._settle(Status.TIMED_OUT)
+        elif not move.ok:
+            self._inline += self._direct
+        elif not self._plane.channel.still_open():
+            self._settle(Status.UNAVAILABLE)
+        elif self._is_lease_over():
+            # What was read after the lease ended may be anything.
+            self._settle(Status.TIMED_OUT)
+        else:
+            self._plan.copy_out()
+            self._verify()
+
+    def _settle(self, status: Status) -> None:
+        for position in self._direct:
+            self._statuses[position] = status
+
+    def _verify(self) -> None:
+        corrupt = []
+        for position in self._direct:
+            views, expected = self._views[position], self._checksums[position]
+            if self._plane.verify and expected and is_corrupt(views, expected):
+                self._statuses[position] = Status.CORRUPT
+                corrupt.append(self._keys[position])
+            else:
+                self.moved_bytes += sum(map(len, views))
+        if corrupt:
+            # Left there it could neither be read nor be written again.
+            self._plane.channel.forget(Remove, (corrupt,))
+
+    def _read_inline(self, deadline: float) -> None:
+        channel = self._plane.channel
+        positions = sorted(self._inline)
+        sizes_bytes = [sum(map(len, self._views[position])) for position in positions]
+
+        def sink(position: int, size_bytes: int) -> Sequence[memoryview] | None:
+            views = self._views[position]
+            return views if sum(map(len, views)) == size_bytes else None
+
+        for run in cut(sizes_bytes, channel.max_payload_bytes, channel.max_keys):
+            taken = positions[run.start : run.stop]
+            keys = [self._keys[position] for position in taken]
+            part = ReadPart(channel, taken, keys, sink, verify=self._plane.verify)
+            part.send(self._layer_begin, self._layer_end, 0, self._plane.timeout_s)
+            found = part.finish(channel.wait(part.call, deadline), deadline)
+            for position, status in zip(taken, found, strict=True):
+                self._statuses[position] = status
+            self.moved_bytes += part.moved_bytes
+        self._plane.count_inline(len(positions))
