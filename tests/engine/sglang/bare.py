@@ -18,6 +18,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _build_mha_mla_host_pool
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
     from sglang.srt.runtime_context import get_parallel
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -30,6 +33,8 @@ with warnings.catch_warnings():
     )
     from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
     from sglang_on_cpu.plugin import activate
+
+    from sglang_hicache_backend.backend import MooncakeSuiteHiCache
 
 CONFIGS = {
     "full": CacheConfig(page_size=16, components=(ComponentType.FULL,), num_layers=4),
@@ -173,3 +178,75 @@ class BareEngine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: 
 
     def close(self) -> None:
         self.cache.shutdown()
+
+
+PAGE_TOKENS, LAYERS, HEADS, HEAD_DIM, SLOTS = 16, 3, 4, 8, 128
+
+
+class BareRank:
+    """One rank's host pool, without device, tree or threads, and its backend, called as SGLang calls it."""
+
+    def __init__(
+        self,
+        extra_config: Mapping[str, Any],
+        *,
+        layout: str = "page_first",
+        is_mla: bool = False,
+        heads: int = HEADS,
+        **rank: Any,
+    ) -> None:
+        """`rank`: fields of HiCacheStorageConfig that are not those of a single rank."""
+        activate()
+        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=PAGE_TOKENS))
+        geometry: dict[str, Any] = {"size": SLOTS, "page_size": PAGE_TOKENS, "dtype": torch.bfloat16}
+        geometry |= {"layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+        if is_mla:
+            device_pool = MLATokenToKVPool(kv_lora_rank=32, qk_rope_head_dim=16, **geometry)
+        else:
+            device_pool = MHATokenToKVPool(head_num=heads, head_dim=HEAD_DIM, **geometry)
+        self.pool = _build_mha_mla_host_pool(
+            pool=device_pool,
+            host_to_device_ratio=1.0,
+            page_size=PAGE_TOKENS,
+            layout=layout,
+            allocator_type="default",
+            pool_label="kv",
+        )
+        defaults = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0}
+        defaults |= {"attn_cp_size": 1, "model_name": "dummy"}
+        self.config = HiCacheStorageConfig(
+            **{
+                **defaults,
+                "is_mla_model": is_mla,
+                "enable_storage_metrics": True,
+                "is_page_first_layout": layout == "page_first",
+                "extra_config": dict(extra_config),
+                **rank,
+            }
+        )
+        self.backend = MooncakeSuiteHiCache(self.config, {})
+        self.backend.register_mem_pool_host(self.pool)
+        self.backend.register_mem_host_pool_v2(self.pool, "kv")
+        self.backend.on_host_pools_registered()
+
+    def fill(self, seed: int) -> "BareRank":
+        generator = torch.Generator().manual_seed(seed)
+        buffer = self.pool.kv_buffer
+        buffer.copy_(torch.randn(buffer.shape, generator=generator).to(buffer.dtype))
+        return self
+
+    def slots(self, *pages: int) -> torch.Tensor:
+        return torch.cat([torch.arange(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS) for page in pages])
+
+    def page(self, page: int) -> torch.Tensor:
+        """Bytes of a page in SGLang's own flat form."""
+        found: torch.Tensor = self.pool.get_data_page(page * PAGE_TOKENS).contiguous().view(torch.uint8)
+        return found
+
+    def save(self, hashes: list[str], *pages: int) -> list[bool]:
+        """As the cache controller does: ranks that are no writers are not asked."""
+        assert self.config.is_storage_writer
+        return self.backend.batch_set_v1(hashes, self.slots(*pages))
+
+    def load(self, hashes: list[str], *pages: int) -> list[bool]:
+        return self.backend.batch_get_v1(hashes, self.slots(*pages))
