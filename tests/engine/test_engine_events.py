@@ -6,20 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
-from kvcore.wire.events import parse_replayed, replay_request
 from router.core.block_hash import block_hashes
-from router.core.event_feed import EventFeed
 from router.core.prefix_index import PrefixIndex
 from router.core.view import NO_WORKER, InstanceState
+from tests.engine.following import follow
 from tests.engine.rig import BLOCK_TOKENS, DOCUMENT, EngineHost, StoreProcess, request, transfer_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPT = DOCUMENT[:650]
 NUM_BLOCKS = len(PROMPT) // BLOCK_TOKENS
-WAIT_MS = 60_000
 
 
 @pytest.fixture
@@ -27,26 +24,6 @@ def sockets() -> Iterator[Path]:
     """Not tmp_path: the path of a Unix socket may have no more than 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="mks-") as name:
         yield Path(name)
-
-
-def follow(index: PrefixIndex, name: str, replay_endpoint: str) -> int:
-    """Tells the index everything this publisher has published; its worker."""
-    worker = index.add_worker(name, shared=True)
-    feed = EventFeed(index, worker)
-    wanted = feed.connected()
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(replay_endpoint)
-        dealer.send_multipart(replay_request(wanted.first_seq))
-        while True:
-            assert dealer.poll(WAIT_MS), f"no replay from {name}"
-            answer = parse_replayed(dealer.recv_multipart())
-            if answer.seq is None:
-                break
-            feed.on_replayed(wanted.generation, answer.seq, answer.payload)
-    feed.on_replay_end(wanted.generation)
-    assert feed.stats.bad_batches == feed.stats.skipped_events == 0
-    return worker
 
 
 def test_one_index_knows_what_the_engine_and_the_store_hold(

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -31,7 +30,7 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
     "TORCHDYNAMO_DISABLE": "1",
 }
-SHARED_MEMORY = re.compile(r"/dev/shm/\S+")
+SHARED_MEMORY = "/dev/shm/"
 
 # 600 tokens of the tiny model: pages are full up to 592.
 PROMPT = [4 + i * 37 % 250 for i in range(600)]
@@ -78,17 +77,21 @@ def hicache_flags(layout: str, io_backend: str, extra_config: dict[str, Any] | N
 def kill_group(process: subprocess.Popen[Any]) -> None:
     """Ends a process that leads a group, and the group. SGLang takes seconds to end by itself, and leaves its
     shared memory behind either way."""
-    names: set[str] = set()
+    inodes: set[int] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         leader = psutil.Process(process.pid)
         for member in (leader, *leader.children(recursive=True)):
             with contextlib.suppress(OSError):
-                names.update(SHARED_MEMORY.findall(Path(f"/proc/{member.pid}/maps").read_text()))
+                maps = Path(f"/proc/{member.pid}/maps").read_text().splitlines()
+                inodes.update(int(line.split()[4]) for line in maps if SHARED_MEMORY in line)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for name in names:
-        Path(name).unlink(missing_ok=True)
+    # By inode: a semaphore is mapped under a temporary name.
+    for path in Path(SHARED_MEMORY).iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino in inodes:
+                path.unlink()
 
 
 class SglangServer:
@@ -173,10 +176,17 @@ class SglangServer:
         }
 
     def flush(self) -> None:
-        """Empties the device's and the host's cache; waits until the engine is idle enough to do it."""
-        deadline = time.monotonic() + 60
-        while self.ask("POST", "/flush_cache")[0] != 200:
-            assert time.monotonic() < deadline, self.log_tail()
+        """Empties the device's and the host's cache, not the storage."""
+        self.ask_when_idle("POST", "/flush_cache")
+
+    def ask_when_idle(self, method: str, path: str, body: Any = None) -> None:
+        """SGLang refuses what changes its caches while it has requests, or pages on their way."""
+        deadline = time.monotonic() + 90
+        while True:
+            status, text = self.ask(method, path, body)
+            if status == 200:
+                return
+            assert time.monotonic() < deadline, f"{path}: {status} {text}\n{self.log_tail()}"
             time.sleep(0.2)
 
     def wait_saved(self, num_tokens: int = FULL_PAGES) -> None:

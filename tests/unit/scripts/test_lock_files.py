@@ -11,7 +11,8 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT_NAME = "mooncake-kv-suite"
 PYTHON_3_11 = {"python_version": "3.11", "python_full_version": "3.11.2"}
-# The demo and the engine tests run the store and the router from the engine environment too; SGLang's the store.
+# The demo and the engine tests run the store and the router from the engine environment too, SGLang's the
+# store.
 EXTRAS_OF_LOCK = {"dev": ["dev"], "engine": ["store", "router"], "sglang": ["store"]}
 
 
