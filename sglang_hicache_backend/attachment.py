@@ -81,7 +81,7 @@ class Attachment:
         except Exception as error:
             self.guard.report("add_pool", error)
         else:
-            self._store.add_pool(pages)
+            self._store.add_pool(pages.facts, pages)
 
     def describe(self) -> None:
         """Logs where which pages go."""

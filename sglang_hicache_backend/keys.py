@@ -47,8 +47,9 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One pool of pages. `form` says in which order the bytes of an object lie: layout, layers, the sizes of
-    the runs it is made of. `num_heads_split`: objects a page is cut into by heads, so that engines of other
-    TP sizes find theirs among them (SGLang's tp_lcm_size)."""
+    the runs it is made of. `object_layers`: equal parts of an object that can be read one by one.
+    `num_heads_split`: objects a page is cut into by heads, so that engines of other TP sizes find theirs
+    among them (SGLang's tp_lcm_size)."""
 
     name: str
     kind: str
@@ -57,6 +58,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     page_size_tokens: int
     object_size_bytes: int
     num_layers: int
+    object_layers: int = 1
     is_replicated: bool = False
     num_heads_split: int = 1
 

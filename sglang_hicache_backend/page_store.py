@@ -14,6 +14,7 @@ import msgspec
 
 from kvcore.client.base import LayerwiseStore
 from kvcore.keys import NAMESPACE_BYTES
+from kvcore.transport.base import Transfer
 from kvcore.wire.messages import KeyInfo, Status
 from sglang_hicache_backend.config import BackendConfig
 from sglang_hicache_backend.hits import PoolPages, Restorable, restorable_prefixes
@@ -36,12 +37,20 @@ class PageClient(LayerwiseStore, Protocol):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    pages: Pages
+    """`pages` is None where the caller moves the bytes by itself (the linker)."""
+
+    facts: PoolFacts
     keys: PageKeys
+    pages: Pages | None
 
     @property
     def objects_per_page(self) -> int:
         return len(self.keys.digests)
+
+    @property
+    def is_empty(self) -> bool:
+        """There are no bytes to move: other pools hold them."""
+        return self.facts.object_size_bytes == 0
 
 
 class PageStore:
@@ -65,16 +74,16 @@ class PageStore:
         self.loading = connect("load")
         self.saving = connect("save")
 
-    def add_pool(self, pages: Pages) -> None:
+    def add_pool(self, facts: PoolFacts, pages: Pages | None = None) -> None:
         """From now on, also in the place of one of the same name."""
-        namespaces = pool_namespaces(self._engine, self._rank, pages.facts)
-        self._pools[pages.facts.name] = Pool(pages, PageKeys(namespaces, pages.facts.name))
+        keys = PageKeys(pool_namespaces(self._engine, self._rank, facts), facts.name)
+        self._pools[facts.name] = Pool(facts, keys, pages)
 
     def pool(self, name: str) -> Pool | None:
         return self._pools.get(name)
 
     def facts(self) -> list[PoolFacts]:
-        return [pool.pages.facts for pool in self._pools.values()]
+        return [pool.facts for pool in self._pools.values()]
 
     # ---- looking
 
@@ -82,7 +91,7 @@ class PageStore:
         """How many leading pages of the KV pool are stored. 0 where that pool has no bytes: nothing can be
         said without the others."""
         pool = self._pools.get(KV_POOL)
-        if pool is None or pool.pages.is_empty or not page_hashes:
+        if pool is None or pool.is_empty or not page_hashes:
             return 0
         found = self.looking.lookup(pool.keys(page_hashes), timeout_ms=self._config.lookup_timeout_ms)
         return found.num_hits // pool.objects_per_page
@@ -91,7 +100,7 @@ class PageStore:
         """Prefixes that the KV pool and all of `windows` can serve; each is (pool, hit policy, pages in its
         window)."""
         kv = self._pools.get(KV_POOL)
-        is_logical = kv is not None and kv.pages.is_empty and bool(windows)
+        is_logical = kv is not None and kv.is_empty and bool(windows)
         num_kv = len(page_hashes) if is_logical else self.num_leading(page_hashes)
         if num_kv == 0:
             return Restorable(0, {}, [])
@@ -105,7 +114,7 @@ class PageStore:
         pool = self._pools.get(pool_name)
         if pool is None:
             return [False] * len(page_hashes)
-        if pool.pages.is_empty:
+        if pool.is_empty:
             return [True] * len(page_hashes)
         timeout_ms = self._config.lookup_timeout_ms
         found = self.looking.batch_exists(pool.keys(page_hashes), timeout_ms=timeout_ms)
@@ -117,9 +126,9 @@ class PageStore:
         """Which pages have arrived in the slots of `host_indices`. What lies in the slots of the others is
         undefined. LayoutError when the slots do not fit the pages."""
         pool = self._pools.get(pool_name)
-        if pool is None:
+        if pool is None or pool.pages is None:
             return [False] * len(page_hashes)
-        if pool.pages.is_empty or not page_hashes:
+        if pool.is_empty or not page_hashes:
             return [True] * len(page_hashes)
         incoming = pool.pages.incoming(host_indices, len(page_hashes))
         arrived = self.load_into(pool, page_hashes, incoming.buffers)
@@ -131,7 +140,7 @@ class PageStore:
 
     def load_into(self, pool: Pool, page_hashes: Sequence[str], buffers: Sequence[Any]) -> list[bool]:
         """As `load`, into one buffer (or sequence of buffers) an object."""
-        if pool.pages.is_empty or not page_hashes:
+        if pool.is_empty or not page_hashes:
             return [True] * len(page_hashes)
         started = time.monotonic()
         transfer = self.loading.read_layers(pool.keys(page_hashes), 0, 0, buffers)
@@ -140,6 +149,13 @@ class PageStore:
         num_arrived = arrived.count(True)
         self._stats.loaded(num_arrived, num_arrived * _page_bytes(pool), time.monotonic() - started)
         return arrived
+
+    def start_layer(
+        self, pool: Pool, page_hashes: Sequence[str], layer: int, buffers: Sequence[Any]
+    ) -> Transfer:
+        """Starts to read one of the pool's object layers; one buffer (or sequence of buffers) an object, left
+        alone until the transfer has been waited for."""
+        return self.loading.read_layers(pool.keys(page_hashes), layer, layer + 1, buffers)
 
     def save(
         self,
@@ -151,9 +167,9 @@ class PageStore:
         """Which pages are stored, or on their way there from another engine. `prefix_hashes`: the pages
         before these, if SGLang tells. LayoutError when the slots do not fit the pages."""
         pool = self._pools.get(pool_name)
-        if pool is None:
+        if pool is None or pool.pages is None:
             return [False] * len(page_hashes)
-        if self._need_not_save(pool) or not page_hashes:
+        if self.need_not_save(pool) or not page_hashes:
             return [True] * len(page_hashes)
         buffers = pool.pages.outgoing(host_indices, len(page_hashes))
         return self.save_from(pool, page_hashes, buffers, prefix_hashes)
@@ -167,18 +183,22 @@ class PageStore:
     ) -> list[bool]:
         """As `save`, from one buffer (or sequence of buffers) an object, which must stay as they are until
         this returns."""
-        if self._need_not_save(pool) or not page_hashes:
+        if self.need_not_save(pool) or not page_hashes:
             return [True] * len(page_hashes)
         started = time.monotonic()
         keys = pool.keys(page_hashes)
         timeout_ms = self._config.save_timeout_ms
         parents = self._parents(pool, page_hashes, prefix_hashes)
-        size_bytes = pool.pages.facts.object_size_bytes
-        statuses = self.saving.reserve(keys, size_bytes, parents=parents, timeout_ms=timeout_ms)
+        facts = pool.facts
+        statuses = self.saving.reserve(
+            keys, facts.object_size_bytes, facts.object_layers, parents=parents, timeout_ms=timeout_ms
+        )
         granted = [index for index, status in enumerate(statuses) if status is Status.OK]
         if granted:
             mine = [keys[index] for index in granted]
-            transfer = self.saving.write_layers(mine, 0, 1, [buffers[index] for index in granted])
+            transfer = self.saving.write_layers(
+                mine, 0, facts.object_layers, [buffers[index] for index in granted]
+            )
             left_ms = timeout_ms - (time.monotonic() - started) * 1e3
             written = transfer.wait(max(1.0, left_ms))
             for index, status in zip(granted, written, strict=True):
@@ -188,12 +208,12 @@ class PageStore:
             self.saving.abort(lost)
         num_written = sum(statuses[index] is Status.OK for index in granted)
         num_pages = num_written // pool.objects_per_page
-        self._stats.saved(num_pages, num_written * size_bytes, time.monotonic() - started)
+        self._stats.saved(num_pages, num_written * facts.object_size_bytes, time.monotonic() - started)
         return _whole_pages([status in _PRESENT for status in statuses], pool.objects_per_page)
 
-    def _need_not_save(self, pool: Pool) -> bool:
+    def need_not_save(self, pool: Pool) -> bool:
         """Another rank holds, and saves, the very same pages."""
-        return pool.pages.is_empty or (pool.pages.facts.is_replicated and not self._rank.is_writer)
+        return pool.is_empty or (pool.facts.is_replicated and not self._rank.is_writer)
 
     def _parents(
         self, pool: Pool, page_hashes: Sequence[str], prefix_hashes: Sequence[str] | None
@@ -201,7 +221,7 @@ class PageStore:
         """For eviction in the order of prefixes: of a KV page the page before it, of another pool's page the
         KV page it completes. b"" where it is not known."""
         kv = self._pools.get(KV_POOL)
-        if kv is None or kv.pages.is_empty or kv.objects_per_page != pool.objects_per_page:
+        if kv is None or kv.is_empty or kv.objects_per_page != pool.objects_per_page:
             return []
         if pool is not kv:
             return kv.keys(page_hashes)
@@ -236,4 +256,4 @@ def _whole_pages(objects: Sequence[bool], objects_per_page: int) -> list[bool]:
 
 
 def _page_bytes(pool: Pool) -> int:
-    return pool.pages.facts.object_size_bytes * pool.objects_per_page
+    return pool.facts.object_size_bytes * pool.objects_per_page

@@ -32,14 +32,13 @@ class Incoming(Protocol):
 
 
 class Pages(Protocol):
-    """One pool. `facts` are what its keys are made of; `is_empty`: there are no bytes to move.
+    """One pool. `facts` are what its keys are made of.
 
     `host_indices` are SGLang's: one index a token slot, page by page. LayoutError when they do not fit. The
     buffers that are returned are the engine's own memory where `copies` is False.
     """
 
     facts: PoolFacts
-    is_empty: bool
     copies: bool
 
     def outgoing(self, host_indices: Any, num_pages: int) -> Buffers: ...
@@ -60,7 +59,6 @@ class RegionPages:
     """Pages used where they lie in the pool. `first_page`: the indices of the pool's first page, from which
     the sizes are learnt; `num_heads_split` > 1: pages of layout page_head, one object a group of heads."""
 
-    is_empty = False
     copies = False
 
     def __init__(
@@ -110,7 +108,6 @@ class FlatIncoming:
 class FlatPages:
     """Pages that SGLang copies to and from flat tensors."""
 
-    is_empty = False
     copies = True
 
     def __init__(self, pool: Any, name: str, first_page: Any, *, is_replicated: bool) -> None:
@@ -136,7 +133,6 @@ class FlatPages:
 class LogicalPages:
     """A pool that only hands out indices (DeepSeek V4's anchor): other pools hold all of its pages' bytes."""
 
-    is_empty = True
     copies = False
 
     def __init__(self, pool: Any, name: str) -> None:
