@@ -1,11 +1,13 @@
 """What sysfs tells about RDMA devices: names, port state, and which GID to speak from."""
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
 INFINIBAND = Path("/sys/class/infiniband")
 PORT = 1
-_MAX_GIDS = 256
+# Tables have hundreds of places, a few in use, from the front: so many free ones in a row are their end.
+_FREE_PLACES_AT_END = 16
 
 
 class Gid(NamedTuple):
@@ -51,15 +53,15 @@ def read_port(device_name: str, root: Path = INFINIBAND) -> Port | None:
 
 def read_gids(device_name: str, root: Path = INFINIBAND) -> list[Gid]:
     path = _port_path(device_name, root)
-    found = []
-    for index in range(_MAX_GIDS):
-        text = _read(path / "gids" / str(index))
-        if not text:
-            break
+    found: list[Gid] = []
+    for position in itertools.count():
+        text = _read(path / "gids" / str(position))
+        last_used = found[-1].position if found else -1
+        if not text or position - last_used > _FREE_PLACES_AT_END:
+            return found
         raw = bytes.fromhex(text.replace(":", ""))
         if any(raw):
-            found.append(Gid(index, raw, "v2" in _read(path / "gid_attrs" / "types" / str(index))))
-    return found
+            found.append(Gid(position, raw, "v2" in _read(path / "gid_attrs" / "types" / str(position))))
 
 
 def best_gid(gids: list[Gid]) -> Gid | None:

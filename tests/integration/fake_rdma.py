@@ -73,7 +73,7 @@ def rdma_store(fabric: FakeFabric) -> Iterator[FakeRdmaStore]:
 
 
 @pytest.fixture
-def open_client(
+def open_any_client(
     rdma_store: FakeRdmaStore, fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OpenClient]:
     """Clients of `rdma_store`, on both client devices if nothing else is said."""

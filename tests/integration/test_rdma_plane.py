@@ -6,7 +6,9 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import Status
 from tests.contracts.client_contract import LayerwiseStoreContract, ObjectStoreContract
 from tests.contracts.transport_contract import TransportContract
-from tests.integration.fake_rdma import fabric, open_client, rdma_store  # noqa: F401
+from tests.integration.fake_rdma import fabric as fabric
+from tests.integration.fake_rdma import open_any_client as open_any_client
+from tests.integration.fake_rdma import rdma_store as rdma_store
 
 
 class Peer:
@@ -23,26 +25,26 @@ class Peer:
 
 
 class Rig:
-    def __init__(self, open_client) -> None:
-        self.open_client = open_client
+    def __init__(self, open_any_client) -> None:
+        self.open_any_client = open_any_client
 
     def open(self) -> Peer:
-        client = self.open_client()
+        client = self.open_any_client()
         client.plane.inline_read_bytes = client.plane.inline_put_bytes = 0
         return Peer(client)
 
 
 class TestRdmaPlane(TransportContract):
     @pytest.fixture
-    def rig(self, open_client):
-        return Rig(open_client)
+    def rig(self, open_any_client):
+        return Rig(open_any_client)
 
 
 class TestRdmaClient(LayerwiseStoreContract, ObjectStoreContract):
     @pytest.fixture
-    def open_client(self, open_client):
+    def open_client(self, open_any_client):
         def open_one() -> StoreClient:
-            client = open_client()
+            client = open_any_client()
             client.plane.inline_read_bytes = client.plane.inline_put_bytes = 0
             return client
 
