@@ -28,6 +28,11 @@ TENANT_PREFIX = "tenant_"
 # The store's SSD tier; there only when it has one. More of them: SSD_PREFIX + a key of SsdTier.stats()
 SSD_PREFIX = "ssd_"
 
+# The store's remote level. More of them: REMOTE_PREFIX + a key of RemoteTier.stats()
+REMOTE_PREFIX = "remote_"
+REMOTE_COPIES_PENDING = REMOTE_PREFIX + "copies_pending"  # objects on SSD that the remote has yet to get
+REMOTE_COPIES_MISSED_TOTAL = REMOTE_PREFIX + "copies_missed_total"  # they left the SSD before
+
 # Store counters
 LOOKUP_KEYS_TOTAL = "lookup_keys_total"
 LOOKUP_HITS_TOTAL = "lookup_hits_total"
@@ -79,12 +84,21 @@ KV_EVENT_BATCHES_TOTAL = "kv_event_batches_total"
 KV_EVENT_TROUBLES_TOTAL = "kv_event_troubles_total"  # gaps, restarts, losses, what could not be read
 INSTANCE_BREAKER_OPEN = "instance_breaker_open"
 INSTANCE_CONNECTIONS = "instance_connections"
+INSTANCE_FOREIGN_REQUESTS = "instance_foreign_requests"  # as polled, sent by others
 INSTANCE_IN_FLIGHT = "instance_in_flight"
+INSTANCE_KV_CAPACITY_TOKENS = "instance_kv_capacity_tokens"
+INSTANCE_KV_USED_TOKENS = "instance_kv_used_tokens"
+INSTANCE_QUEUE_SECONDS = "instance_queue_seconds"  # until a prefill sent now would begin
 INSTANCE_UP = "instance_up"
 LEGS_TOTAL = "legs_total"
+PREFIX_HIT_TOKENS_TOTAL = "prefix_hit_tokens_total"  # of PROMPT_TOKENS_TOTAL
+PROMPT_TOKENS_TOTAL = "prompt_tokens_total"
 PROMPTS_TOTAL = "prompts_total"
 REFUSALS_TOTAL = "refusals_total"
 REJECTIONS_TOTAL = "rejections_total"
 REQUEST_SECONDS = "request_seconds"
 REQUESTS_TOTAL = "requests_total"
 RETRIES_TOTAL = "retries_total"
+SLO_ANSWERS_TOTAL = "slo_answers_total"  # streamed answers that had an SLO, by whether it was met
+TBT_SECONDS = "tbt_seconds"
+TTFT_SECONDS = "ttft_seconds"

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 class SsdColdTier:
     """A `ColdTier`. `notify` is called from disk threads when `poll` has something to do. `open` and `close`
-    block; everything else is the loop's. `on_pushed_out` gets what had to leave for its tenant's quota."""
+    block; everything else is the loop's. `on_pushed_out` gets what had to leave for its tenant's quota,
+    `on_written` the key of each object that has been written."""
 
     def __init__(
         self,
@@ -38,9 +39,11 @@ class SsdColdTier:
         on_pushed_out: Callable[[Sequence[bytes]], None],
         placements: PlacementLog | None = None,
         quotas: Sequence[Quota] = (),
+        on_written: Callable[[bytes], None] = lambda key: None,
     ) -> None:
         self._tier = SsdTier(config, notify)
         self._on_pushed_out = on_pushed_out
+        self._on_written = on_written
         self._placements = placements
         self.quotas = SsdQuotas(quotas)
         self._pool = memoryview(b"")
@@ -76,12 +79,18 @@ class SsdColdTier:
             if isinstance(outcome, Written):
                 if outcome.status is not Status.OK:
                     self.quotas.forget((outcome.request.key,))
-                elif self._placements is not None:
-                    self._placements.stored((outcome.request.key,), Tier.SSD)
+                else:
+                    self._on_written(outcome.request.key)
+                    if self._placements is not None:
+                        self._placements.stored((outcome.request.key,), Tier.SSD)
                 store.space.written(outcome.request.token, outcome.status)
             elif isinstance(outcome, Loaded):
+                token = outcome.request.token
+                if not isinstance(token, StoredObject):
+                    token(outcome)
+                    continue
                 status = Status.MISSING if outcome.status is Status.UNAVAILABLE else outcome.status
-                store.promotions.loaded(outcome.request.token, status, outcome.checksums)
+                store.promotions.loaded(token, status, outcome.checksums)
             elif isinstance(outcome, Dropped):
                 logger.info(
                     "objects left the SSD", extra={"objects": len(outcome.keys), "why": outcome.reason}
@@ -106,6 +115,10 @@ class SsdColdTier:
     def metadata_bytes(self) -> int:
         return self._tier.metadata_bytes
 
+    @property
+    def delays_writers(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self._tier)
 
@@ -113,25 +126,40 @@ class SsdColdTier:
         return iter(self._tier)
 
     def find(self, key: bytes) -> ColdObject | None:
-        location = self._tier.location(key)
         self.quotas.touch(key)
+        return self.place(key)
+
+    def place(self, key: bytes) -> ColdObject | None:
+        """As `find`, without being a use of it."""
+        location = self._tier.location(key)
         return None if location is None else ColdObject(location.size_bytes, location.num_layers)
 
     def write_back(self, obj: StoredObject) -> Acceptance:
-        checksums = struct.unpack(f"<{len(obj.checksums) // 8}Q", obj.checksums)
-        if len(checksums) != obj.num_layers or 0 in checksums:
-            checksums = ()  # the writer left some out; then all are computed on the way
         if not self.quotas.fits(obj.key, obj.size_bytes):
             return Acceptance.REFUSED
         acceptance = self._tier.write(
-            WriteRequest(obj.key, self._views(obj), obj.size_bytes, obj.num_layers, checksums, obj)
+            WriteRequest(
+                obj.key,
+                views_of(self._pool, obj),
+                obj.size_bytes,
+                obj.num_layers,
+                given_checksums(obj),
+                obj,
+            )
         )
         if acceptance is Acceptance.QUEUED:
             self._make_room_in_quota(obj.key, obj.size_bytes)
         return acceptance
 
+    def has_copy(self, key: bytes) -> bool:
+        return key in self._tier
+
     def load(self, obj: StoredObject) -> bool:
-        return self._tier.read(ReadRequest(obj.key, self._views(obj), obj))
+        return self._tier.read(ReadRequest(obj.key, views_of(self._pool, obj), obj))
+
+    def read(self, key: bytes, buffer: memoryview, on_read: Callable[[Loaded], None]) -> bool:
+        """To memory outside of the pool. `on_read` is called by `poll`; False: not there."""
+        return self._tier.read(ReadRequest(key, [buffer], on_read))
 
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._placements is not None:
@@ -144,6 +172,14 @@ class SsdColdTier:
             self.remove(leaving)
             self._on_pushed_out(leaving)
 
-    def _views(self, obj: StoredObject) -> list[memoryview]:
-        extents = obj.extents
-        return [self._pool[at : at + size] for at, size in zip(extents[::2], extents[1::2], strict=True)]
+
+def views_of(pool: memoryview, obj: StoredObject) -> list[memoryview]:
+    """Its bytes, one behind the other."""
+    extents = obj.extents
+    return [pool[at : at + size] for at, size in zip(extents[::2], extents[1::2], strict=True)]
+
+
+def given_checksums(obj: StoredObject) -> tuple[int, ...]:
+    """One a layer, or none at all when its writer left some out; then all are computed on the way."""
+    checksums = struct.unpack(f"<{len(obj.checksums) // 8}Q", obj.checksums)
+    return () if len(checksums) != obj.num_layers or 0 in checksums else checksums

@@ -10,7 +10,8 @@ from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES
 from store_server.core.eviction import POLICIES
 from store_server.core.store import StoreLimits
 from store_server.events_config import EventsConfig
-from store_server.levels import StorageLevel, cpu_capacity_bytes, ssd_config
+from store_server.levels import StorageLevel, cpu_capacity_bytes, remote_config, ssd_config
+from store_server.remote import RemoteConfig
 from store_server.ssd import SsdConfig
 from store_server.tenants import Tenant
 from store_server.tenants import check as check_tenants
@@ -141,6 +142,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def ssd(self) -> SsdConfig | None:
         return ssd_config(self.storage_levels)
+
+    def remote(self) -> RemoteConfig | None:
+        return remote_config(self.storage_levels)
 
     def limits(self) -> StoreLimits:
         return StoreLimits(

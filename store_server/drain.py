@@ -1,4 +1,4 @@
-"""The end of a store's life with nothing lost: DRAM goes to the SSD, while readers are still served."""
+"""The end of a store's life with nothing lost: DRAM goes to the level below, readers are still served."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ class Drainer:
         deadline = self._clock.now() + timeout_s
         num_objects = await self._save_all(deadline)
         logger.info(
-            "DRAM saved to the SSD",
+            "DRAM saved",
             extra={"objects": num_objects, "not_saved": len(self._unsaved) + len(self._refused)},
         )
 

@@ -8,6 +8,10 @@ capacity = "64gb"
 level = "ssd"
 paths = ["/mnt/nvme0/mooncake", "/mnt/nvme1/mooncake"]    # one for each disk
 capacity = "1tb"                                          # of each path
+
+[[storage_levels]]
+level = "remote"
+url = "s3://bucket/prefix"                                # or file:///mnt/nfs/kv, redis://host:6379/0
 """
 
 from collections.abc import Sequence
@@ -16,19 +20,27 @@ from pathlib import Path
 import msgspec
 
 from kvcore.errors import ConfigError
-from kvcore.units import parse_size_bytes
+from kvcore.units import parse_duration_ms, parse_size_bytes
+from store_server.remote import RemoteConfig
 from store_server.ssd import DiskConfig, SsdConfig
 
-KNOWN_LEVELS = ("gpu", "cpu", "ssd")
+KNOWN_LEVELS = ("gpu", "cpu", "ssd", "remote")
+_FIELDS = {"ssd": ("capacity", "paths"), "remote": ("capacity", "url", "options", "timeout", "refresh")}
 
 
 class StorageLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`capacity`: "64gb", or bytes; of the SSD it is that of each path. The gpu level is the engine's own and
-    may stand in the list for completeness."""
+    may stand in the list for completeness. What belongs to one level only: `paths` to ssd; to remote `url`,
+    `options` of its client, `timeout` of one request and `refresh`, the time from one listing to the next;
+    its `capacity` may be left out."""
 
     level: str
     capacity: int | str = 0
     paths: tuple[str, ...] = ()
+    url: str = ""
+    options: dict[str, str] = {}
+    timeout: int | str = "4s"
+    refresh: int | str = "60s"
 
 
 def cpu_capacity_bytes(levels: Sequence[StorageLevel]) -> int | None:
@@ -53,6 +65,23 @@ def ssd_config(levels: Sequence[StorageLevel]) -> SsdConfig | None:
     return None
 
 
+def remote_config(levels: Sequence[StorageLevel]) -> RemoteConfig | None:
+    """None when the list has no remote level. ConfigError for what makes no sense."""
+    _check(levels)
+    for level in levels:
+        if level.level == "remote":
+            config = RemoteConfig(
+                url=level.url,
+                options=level.options,
+                capacity_bytes=parse_size_bytes(level.capacity),
+                timeout_ms=parse_duration_ms(level.timeout),
+                refresh_ms=parse_duration_ms(level.refresh),
+            )
+            config.check()
+            return config
+    return None
+
+
 def _check(levels: Sequence[StorageLevel]) -> None:
     names = [level.level for level in levels]
     for level in levels:
@@ -62,10 +91,15 @@ def _check(levels: Sequence[StorageLevel]) -> None:
             )
         if names.count(level.level) > 1:
             raise ConfigError(f"storage_levels: level {level.level!r} is there more than once")
-        if bool(level.paths) != (level.level == "ssd"):
-            raise ConfigError(
-                f"storage_levels: `paths` belongs to the ssd level and to no other ({level.level})"
-            )
+        if not level.paths and level.level == "ssd":
+            raise ConfigError("storage_levels: the ssd level needs `paths`, a directory on each disk")
+        if not level.url and level.level == "remote":
+            raise ConfigError('storage_levels: the remote level needs a `url`, such as "s3://bucket/prefix"')
+        allowed = ("level", *_FIELDS.get(level.level, ("capacity",)))
+        defaults = StorageLevel(level=level.level)
+        for name in level.__struct_fields__:
+            if name not in allowed and getattr(level, name) != getattr(defaults, name):
+                raise ConfigError(f"storage_levels: `{name}` is no setting of the {level.level} level")
     paths = [str(Path(path).resolve()) for level in levels for path in level.paths]
     if len(set(paths)) != len(paths):
         raise ConfigError("storage_levels: a path is there more than once")

@@ -2,7 +2,7 @@
 
 from kvcore import metrics as n
 
-_SSD = n.SSD_PREFIX
+_SSD, _REMOTE = n.SSD_PREFIX, n.REMOTE_PREFIX
 
 HELP = {
     n.POOL_SIZE_BYTES: "DRAM for KV blocks and their bookkeeping",
@@ -19,7 +19,7 @@ HELP = {
     n.QUARANTINED_BYTES: "DRAM that vanished writers may still write to",
     n.WAITERS: "requests that wait for layers to come",
     n.WAITING_FOR_ROOM: "writers that wait for room",
-    n.PROMOTIONS: "objects on their way from SSD to DRAM",
+    n.PROMOTIONS: "objects on their way from SSD or remote to DRAM",
     n.LOAD: "share of one core that the event loop takes, 0 to 1",
     n.LOOKUP_KEYS_TOTAL: "keys that lookups asked for",
     n.LOOKUP_HITS_TOTAL: "leading keys that lookups found",
@@ -31,8 +31,8 @@ HELP = {
     n.OBJECTS_ABANDONED_TOTAL: "objects whose writers gave up or went away",
     n.EVICTED_OBJECTS_TOTAL: "objects that left DRAM to make room",
     n.EVICTED_BYTES_TOTAL: "payload bytes that left DRAM to make room",
-    n.PROMOTED_OBJECTS_TOTAL: "objects brought back from SSD",
-    n.PROMOTED_BYTES_TOTAL: "payload bytes brought back from SSD",
+    n.PROMOTED_OBJECTS_TOTAL: "objects brought back to DRAM",
+    n.PROMOTED_BYTES_TOTAL: "payload bytes brought back to DRAM",
     n.RESERVE_FULL_TOTAL: "objects refused because there was no room",
     n.CORRUPT_TOTAL: "objects dropped because their bytes did not match their checksums",
     n.LEASES_EXPIRED_TOTAL: "leases that ended by time",
@@ -54,4 +54,22 @@ HELP = {
     _SSD + "read_bytes_total": "payload bytes read from SSD",
     _SSD + "corrupt_total": "objects on SSD that could not be read back",
     _SSD + "reclaimed_total": "objects dropped from SSD to make room",
+    _REMOTE + "available": "1 while the remote answers; while it does not, its objects are misses",
+    _REMOTE + "objects": "objects on the remote that this store knows of",
+    _REMOTE + "live_bytes": "payload bytes of the objects on the remote that this store knows of",
+    _REMOTE + "capacity_bytes": "payload bytes on the remote above which the oldest go, 0: no limit of ours",
+    _REMOTE + "in_flight_bytes": "payload bytes on their way to the remote",
+    _REMOTE + "unindexed_objects": "objects on the remote that the index has no room for",
+    _REMOTE + "deletions_pending": "objects that have yet to be deleted from the remote",
+    _REMOTE + "metadata_bytes": "DRAM that the index of the remote takes",
+    _REMOTE + "failures_total": "requests to the remote that failed or came too late",
+    _REMOTE + "listings_total": "listings of the whole remote",
+    _REMOTE + "written_objects_total": "objects written to the remote",
+    _REMOTE + "written_bytes_total": "payload bytes written to the remote",
+    _REMOTE + "read_objects_total": "objects read from the remote",
+    _REMOTE + "read_bytes_total": "payload bytes read from the remote",
+    _REMOTE + "corrupt_total": "objects on the remote whose bytes had changed",
+    _REMOTE + "deleted_objects_total": "objects that this store had deleted from the remote",
+    n.REMOTE_COPIES_PENDING: "objects on SSD that have yet to be copied to the remote",
+    n.REMOTE_COPIES_MISSED_TOTAL: "objects that left the SSD before they could be copied to the remote",
 }

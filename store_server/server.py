@@ -19,7 +19,7 @@ from kvcore.units import format_size
 from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer, Tier
 from store_server.attach import AttachPoint
 from store_server.checker import Checker
-from store_server.cold import SsdColdTier
+from store_server.cold_levels import ColdLevels
 from store_server.config import StoreConfig
 from store_server.connection import StoreConnection
 from store_server.core.deadlines import NEVER
@@ -66,13 +66,13 @@ class StoreServer:
         self.config = config
         self.clock: Clock = clock or WallClock()
         self.server_id = secrets.token_hex(8)
-        ssd = config.ssd()
+        ssd, remote = config.ssd(), config.remote()
         placements = PlacementLog() if config.events.endpoint else None
         self.tenants = Tenants(config.tenants, config.token)
         quotas = self.tenants.quotas
         self._cold = (
-            SsdColdTier(ssd, self._notify_cold, self._on_pushed_out, placements, quotas)
-            if ssd is not None
+            ColdLevels(ssd, remote, self._notify_cold, self._on_pushed_out, placements, quotas)
+            if ssd is not None or remote is not None
             else None
         )
         self.store = Store(config.limits(), self._cold, placements, quotas)
@@ -87,7 +87,7 @@ class StoreServer:
         self.stopping = asyncio.Event()
         """Set when the process is to end: by a signal, or by a drain that was asked for that."""
         self.drainer = Drainer(self.store, self.clock, self.stopping.set)
-        self.checker = Checker(self.store, self._cold, self.views)
+        self.checker = Checker(self.store, self._cold.ssd if self._cold is not None else None, self.views)
         self.tcp_port = 0
         self.unix_path = Path()
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class StoreServer:
         """Listens. OSError from binding, ConfigError from the SSD; the caller calls `stop` also then."""
         loop = self._loop
         if self._cold is not None:
-            await asyncio.to_thread(self._cold.open, self.pool.view)
+            await self._cold.open(self.pool.view)
         loop.set_exception_handler(_log_loop_error)
         if self.events is not None:
             self.events.start()
@@ -164,9 +164,10 @@ class StoreServer:
         await asyncio.sleep(0)
         await self.checker.cancel()
         if self._cold is not None:
+            give_up_at = self.clock.now() + self.config.save_timeout_ms / 1e3
             await self.drainer.save(self.config.save_timeout_ms / 1e3)
             cold, self._cold = self._cold, None
-            await asyncio.to_thread(cold.close)
+            await cold.close(max(give_up_at - self.clock.now(), 0))
         for timer in (self._timer, self._upkeep):
             if timer is not None:
                 timer.cancel()
@@ -274,7 +275,9 @@ class StoreServer:
             metrics.POOL_SIZE_BYTES: owners.limit_bytes(prefix),
             metrics.POOL_USED_BYTES: owners.used_bytes(prefix),
             metrics.OBJECTS: owners.num_objects(prefix),
-            metrics.SSD_PREFIX + "live_bytes": self._cold.quotas.used_bytes(prefix) if self._cold else 0,
+            metrics.SSD_PREFIX + "live_bytes": self._cold.ssd_used_bytes(prefix)
+            if self._cold is not None
+            else 0,
         }
 
     def stats_by_tenant(self) -> dict[str, dict[str, float]]:
@@ -287,12 +290,12 @@ class StoreServer:
     def _holdings(self) -> Iterable[tuple[Tier, list[bytes]]]:
         yield Tier.DRAM, [obj.key for obj in self.store.catalog.by_key.values() if obj.is_sealed]
         if self._cold is not None:
-            yield Tier.SSD, list(self._cold)
+            yield from self._cold.holdings()
 
-    # ---- SSD -------------------------------------------------------------------------------------------
+    # ---- SSD and remote --------------------------------------------------------------------------------
 
     def _notify_cold(self) -> None:
-        """From disk threads."""
+        """Also from disk threads."""
         with contextlib.suppress(RuntimeError):  # the loop has ended before the last outcome
             self._loop.call_soon_threadsafe(self._on_cold)
 

@@ -38,6 +38,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     ssd_size_bytes: float
     objects: float
     ssd_objects: float
+    remote_used_bytes: float
+    remote_size_bytes: float
+    remote_objects: float
+    has_remote: bool
     clients: float
     waiting: float
     leases: float
@@ -72,6 +76,10 @@ def compare(before: Values, after: Values, elapsed_s: float) -> View:
         ssd_size_bytes=after.get(metrics.SSD_PREFIX + "capacity_bytes", 0),
         objects=after.get(metrics.OBJECTS, 0),
         ssd_objects=after.get(metrics.SSD_PREFIX + "objects", 0),
+        remote_used_bytes=after.get(metrics.REMOTE_PREFIX + "live_bytes", 0),
+        remote_size_bytes=after.get(metrics.REMOTE_PREFIX + "capacity_bytes", 0),
+        remote_objects=after.get(metrics.REMOTE_PREFIX + "objects", 0),
+        has_remote=metrics.REMOTE_PREFIX + "objects" in after,
         clients=after.get(metrics.CONNECTIONS, 0),
         waiting=after.get(metrics.WAITERS, 0) + after.get(metrics.WAITING_FOR_ROOM, 0),
         leases=after.get(metrics.LEASES, 0),
@@ -122,13 +130,15 @@ def render(address: str, view: View | None) -> RenderableType:
     _tier(tiers, "DRAM", view.dram_used_bytes, view.dram_size_bytes, view.objects)
     if view.ssd_size_bytes:
         _tier(tiers, "SSD", view.ssd_used_bytes, view.ssd_size_bytes, view.ssd_objects)
+    if view.has_remote:
+        _tier(tiers, "remote", view.remote_used_bytes, view.remote_size_bytes, view.remote_objects)
     numbers = Table.grid(padding=(0, 3))
     per_second: Callable[[float], str] = lambda value: f"{value:,.0f}/s"  # noqa: E731
     for row in (
         ("hit rate", _percent(view.hit_share), "since the start", _percent(view.hit_share_ever)),
         ("read", _bytes_per_s(view.read_bytes_per_s), "keys looked up", per_second(view.lookups_per_s)),
         ("written", _bytes_per_s(view.written_bytes_per_s), "evicted", per_second(view.evicted_per_s)),
-        ("to SSD", per_second(view.spilled_per_s), "back from SSD", per_second(view.promoted_per_s)),
+        ("to SSD", per_second(view.spilled_per_s), "back to DRAM", per_second(view.promoted_per_s)),
         ("clients", f"{view.clients:,.0f}", "waiting requests", f"{view.waiting:,.0f}"),
         ("leases", f"{view.leases:,.0f}", "load", _percent(view.load)),
     ):
@@ -139,8 +149,8 @@ def render(address: str, view: View | None) -> RenderableType:
 def _tier(table: Table, name: str, used_bytes: float, size_bytes: float, objects: float) -> None:
     table.add_row(
         Text(name, style="bold"),
-        ProgressBar(total=size_bytes, completed=used_bytes, width=40),
-        f"{format_size(used_bytes)} of {format_size(size_bytes)}",
+        ProgressBar(total=size_bytes, completed=used_bytes, width=40) if size_bytes else "no limit",
+        f"{format_size(used_bytes)} of {format_size(size_bytes)}" if size_bytes else format_size(used_bytes),
         f"{objects:,.0f} objects",
     )
 

@@ -66,7 +66,7 @@ class Catalog:
         name = key[skipped_bytes:]
         obj = self.by_key.get(key)
         if (obj is None or not obj.is_sealed) and (place := cold.find(key)):
-            return KeyInfo(name, place.size_bytes, place.num_layers, place.num_layers, Tier.SSD, 0, 0)
+            return KeyInfo(name, place.size_bytes, place.num_layers, place.num_layers, place.tier, 0, 0)
         if obj is None:
             return None
         return KeyInfo(

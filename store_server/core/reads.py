@@ -96,7 +96,7 @@ class Reads:
                 tiers.append(Tier.DRAM)
             elif place := self._cold.find(key):
                 layers_ready.append(place.num_layers)
-                tiers.append(Tier.SSD)
+                tiers.append(place.tier)
             elif obj is not None and request.include_pending:
                 layers_ready.append(obj.layers_ready)
                 tiers.append(Tier.DRAM)

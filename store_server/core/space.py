@@ -74,7 +74,7 @@ class Space:
     @property
     def is_making_room(self) -> bool:
         """Something is being written back, so that what is FULL now may find room soon."""
-        return self.write_back.in_flight_bytes > 0
+        return self._cold.delays_writers and self.write_back.in_flight_bytes > 0
 
     # ---- taking and giving back ------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Space:
         while owners.used_bytes(owner) - self.write_back.in_flight_bytes_of(owner) > goal:
             if num_objects == max_objects:
                 return num_objects, size_bytes, False
-            victim = self._evict_one_of(owner)
+            victim = self._evict_one_of(owner, self.write_back.decide)
             if victim is None:
                 break
             num_objects += 1
@@ -221,14 +221,21 @@ class Space:
             return Status.TOO_LARGE
         while (excess_bytes := owners.used_bytes(owner) + needed_bytes - limit_bytes) > 0:
             # What is being written to disk will make room: the writer waits for it.
-            if self.write_back.in_flight_bytes_of(owner) >= excess_bytes or self._evict_one_of(owner) is None:
+            is_coming = self.is_making_room and self.write_back.in_flight_bytes_of(owner) >= excess_bytes
+            if is_coming or self._evict_one_of(owner, self._fate_now) is None:
                 return Status.FULL
         return Status.OK
 
-    def _evict_one_of(self, owner: bytes) -> StoredObject | None:
+    def _fate_now(self, obj: StoredObject) -> Fate:
+        """What becomes of an object whose bytes a put needs."""
+        if self._cold.delays_writers:
+            return self.write_back.decide(obj)
+        return Fate.STORED if self._cold.has_copy(obj.key) else Fate.REFUSED
+
+    def _evict_one_of(self, owner: bytes, fate_of: Callable[[StoredObject], Fate]) -> StoredObject | None:
         """None: nothing of this owner can go now."""
         victim = self._pick(set(), owner=owner)
-        fate = Fate.WAIT if victim is None else self.write_back.decide(victim)
+        fate = Fate.WAIT if victim is None else fate_of(victim)
         if victim is None or fate is Fate.WAIT:
             return None
         if fate is Fate.DEPARTED:
@@ -291,7 +298,7 @@ class Space:
                 if not all(self._may_go_with(victim, other) for other in leaving):
                     slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
                     continue
-            fates = {obj: self.write_back.decide(obj) for obj in leaving}
+            fates = {obj: self._fate_now(obj) for obj in leaving}
             if Fate.DEPARTED not in fates.values() and Fate.WAIT not in fates.values():
                 for obj in leaving:
                     self._evict(obj)

@@ -1,6 +1,6 @@
-"""Two tiers: what leaves DRAM is written back first, what is wanted again is brought back.
+"""DRAM and what is below it: what leaves DRAM is written back first, what is wanted again is brought back.
 
-Pure: the disks are behind `ColdTier`, which takes work at once; the shell reports the end of it to
+Pure: disks and remotes are behind `ColdTier`, which takes work at once; the shell reports the end of it to
 Space.written, Space.no_longer_cold and Promotions.loaded.
 
 An object that eviction chose departs: it leaves the eviction order and is written back unless the cold tier
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from kvcore.wire.messages import Tier
 from store_server.core.objects import StoredObject
 
 
@@ -26,10 +27,17 @@ class Acceptance(enum.Enum):
 class ColdObject(NamedTuple):
     size_bytes: int
     num_layers: int
+    tier: Tier = Tier.SSD
 
 
 class ColdTier(Protocol):
-    """Objects on disk. No method blocks."""
+    """Objects below DRAM: on disk, or on a remote. No method blocks."""
+
+    @property
+    def delays_writers(self) -> bool:
+        """Whether a put waits until this tier has taken what makes room for it. A tier that is too slow for
+        that gets what eviction in the background offers, and a put takes the bytes it needs at once."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -42,6 +50,10 @@ class ColdTier(Protocol):
 
     def __iter__(self) -> Iterator[bytes]:
         """All keys."""
+        ...
+
+    def has_copy(self, key: bytes) -> bool:
+        """Whether an object that leaves DRAM need not be written: it is where it would go."""
         ...
 
     def write_back(self, obj: StoredObject) -> Acceptance:
@@ -59,6 +71,7 @@ class NoColdTier:
     """DRAM only."""
 
     metadata_bytes = 0
+    delays_writers = False
 
     def __len__(self) -> int:
         return 0
@@ -68,6 +81,9 @@ class NoColdTier:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(())
+
+    def has_copy(self, key: bytes) -> bool:
+        return False
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         return Acceptance.REFUSED
@@ -115,7 +131,7 @@ class WriteBack:
 
     def decide(self, obj: StoredObject) -> Fate:
         """On DEPARTED the caller takes the object out of the eviction order."""
-        if self._cold.find(obj.key) is not None:
+        if self._cold.has_copy(obj.key):
             return Fate.STORED
         acceptance = self._cold.write_back(obj)
         if acceptance is Acceptance.QUEUED:

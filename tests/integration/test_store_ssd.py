@@ -205,7 +205,7 @@ def test_bad_levels_are_explained(start_store: StartStore, short_dir: Path) -> N
     for level, complaint in (
         ({"level": "tape"}, "level 'tape' is not one of gpu, cpu, ssd"),
         ({"level": "ssd", "paths": ["/tmp/x"]}, "needs a capacity"),
-        ({"level": "cpu", "capacity": "1gb", "paths": ["/x"]}, "`paths` belongs to the ssd level"),
+        ({"level": "cpu", "capacity": "1gb", "paths": ["/x"]}, "`paths` is no setting of the cpu level"),
         ({"level": "ssd", "size": 1}, "size"),
     ):
         with pytest.raises(AssertionError, match=complaint):

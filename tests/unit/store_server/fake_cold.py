@@ -17,6 +17,7 @@ class FakeCold:
         self.loading: list[StoredObject] = []
         self.cancelled: set[bytes] = set()
         self.metadata_bytes = 0
+        self.delays_writers = True
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -26,6 +27,9 @@ class FakeCold:
 
     def find(self, key: bytes) -> ColdObject | None:
         return self.stored.get(key)
+
+    def has_copy(self, key: bytes) -> bool:
+        return key in self.stored
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         if self.is_refusing:

@@ -18,7 +18,9 @@ from store_server.config import StoreConfig
 from store_server.core.store import Store, StoreLimits
 from store_server.metric_help import HELP
 from store_server.notify import notify
+from store_server.remote import RemoteConfig, RemoteTier
 from store_server.ssd import DiskConfig, SsdConfig, SsdTier
+from tests.unit.store_server.remote.scripted import ScriptedBackend
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 UNIT = (CONFIGS / "systemd" / "mooncake-store.service").read_text()
@@ -83,7 +85,8 @@ def test_the_manifest_hangs_together(manifest: dict[str, Any]) -> None:
 def test_the_image_has_what_the_store_needs() -> None:
     dockerfile = (CONFIGS / "kubernetes" / "Dockerfile").read_text()
     project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
-    assert "[store]" in dockerfile and "store" in project["optional-dependencies"]
+    assert "[store,remote]" in dockerfile
+    assert {"store", "remote"} <= set(project["optional-dependencies"])
     assert f"mooncake-store:{project['version']}" in dockerfile
     assert f"mooncake-store:{project['version']}" in (CONFIGS / "kubernetes" / "store.yaml").read_text()
 
@@ -102,9 +105,13 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_number_of_the_store_is_explained(tmp_path: Path) -> None:
     tier = SsdTier(SsdConfig(disks=(DiskConfig(path=tmp_path, capacity_bytes=64 << 20),)), lambda: None)
+    remote = RemoteTier(RemoteConfig(url="file:///nowhere"), ScriptedBackend(), lambda: None, lambda: None)
     names = {
         *Store(StoreLimits(pool_size_bytes=1 << 20)).stats(),
         *(metrics.SSD_PREFIX + name for name in tier.stats()),
+        *(metrics.REMOTE_PREFIX + name for name in remote.stats()),
+        metrics.REMOTE_COPIES_PENDING,
+        metrics.REMOTE_COPIES_MISSED_TOTAL,
         metrics.CONNECTIONS,
         metrics.QUEUE_PAIRS,
         metrics.LOAD,

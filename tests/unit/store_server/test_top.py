@@ -54,7 +54,9 @@ def test_the_view_names_what_is_there() -> None:
     text = text_of(render("127.0.0.1:1", compare(BEFORE, AFTER, 2.0)))
     for part in ("127.0.0.1:1", "75.0 %", "2.4 MiB/s", "1.0 GiB of 4.0 GiB", "77 objects", "10/s"):
         assert part in text
-    assert "SSD" not in text_of(render("a", compare(BEFORE, BEFORE, 1.0))).replace("to SSD", "").replace(
-        "back from SSD", ""
-    )
+    plain = text_of(render("a", compare(BEFORE, BEFORE, 1.0))).replace("to SSD", "")
+    assert "SSD" not in plain and "remote" not in plain
+    remote = {"remote_objects": 5, "remote_live_bytes": 1 << 20, "remote_capacity_bytes": 0}
+    words = text_of(render("a", compare({}, {**AFTER, **remote}, 1.0))).split()
+    assert " ".join(words[words.index("remote") :]).startswith("remote no limit 1.0 MiB 5 objects")
     assert "no store answers on a" in text_of(render("a", None))
