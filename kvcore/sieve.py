@@ -38,6 +38,11 @@ class Sieve(Generic[K, V]):
         head.newer, node.older = node, head
         node.newer, self._ends.older = self._ends, node
 
+    def get(self, key: K) -> V | None:
+        """The value, which does not count as used; None when it is not there."""
+        node = self._nodes.get(key)
+        return None if node is None else node.value
+
     def touch(self, key: K) -> V | None:
         """The value, which counts as used; None when it is not there."""
         node = self._nodes.get(key)

@@ -17,6 +17,9 @@ Tiers = tuple[tuple[EndpointKey, ...], ...]
 """Paths that lead there, best first; within a tier none is better than another."""
 
 
+Tried = tuple[EndpointKey, ...]
+
+
 class RetryPolicy(NamedTuple):
     """`max_attempts`: of one slice, the first included. What failed is avoided for `avoid_s`, then twice
     that, up to `max_avoid_s`."""
@@ -27,7 +30,8 @@ class RetryPolicy(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What slices of one request have in common. Slices of one `family` may travel together."""
+    """What slices of one request have in common. Slices of one `family` have the same tiers and may travel
+    together."""
 
     family: Hashable
     tiers: Tiers
@@ -44,7 +48,7 @@ class Slice:
         self.offset = offset
         self.size_bytes = size_bytes
         self.attempts = 0
-        self.tried: tuple[EndpointKey, ...] = ()
+        self.tried: Tried = ()
 
 
 class Run(NamedTuple):
@@ -82,31 +86,36 @@ class Spreader:
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self._policy = policy or RetryPolicy()
-        self._waiting: deque[Slice] = deque()
+        # By what decides about their path, so that one look is enough for all that wait for the same.
+        self._waiting: dict[tuple[Hashable, Tried], deque[Slice]] = {}
         self._load_bytes: dict[EndpointKey | str, int] = {}
         self._health: dict[EndpointKey | str, _Health] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def add(self, slices: Iterable[Slice]) -> None:
-        self._waiting.extend(slices)
+        for item in slices:
+            self._waiting.setdefault((item.route.family, item.tried), deque()).append(item)
 
     def assign(
         self, now_s: float, room: Callable[[EndpointKey], int], want: Callable[[EndpointKey], None]
     ) -> Run | None:
         """The next run that can go now, or None. `room`: how many slices a path takes at this moment. `want`
-        is told of paths that would be used if they had room; asked about each as often as it comes up."""
-        for position, first in enumerate(self._waiting):
-            path = self._choose(first, now_s, room, want)
+        is told of paths that would be used if they had room, as often as that comes up."""
+        for group, slices in self._waiting.items():
+            path = self._choose(slices[0], now_s, room, want)
             if path is None:
                 continue
-            fair_share = -(-len(self._waiting) // max(1, len(first.route.tiers[0])))
-            run = self._take(position, min(room(path), fair_share))
-            self._add_load(path, sum(item.size_bytes for item in run))
-            for item in run:
+            fair_share = -(-len(slices) // max(1, len(slices[0].route.tiers[0])))
+            count = min(room(path), fair_share)
+            run = Run(path, tuple(slices.popleft() for _ in range(count)))
+            if not slices:
+                del self._waiting[group]
+            self._add_load(path, run.size_bytes)
+            for item in run.slices:
                 item.attempts += 1
-            return Run(path, run)
+            return run
         return None
 
     def done(self, run: Run) -> None:
@@ -119,23 +128,25 @@ class Spreader:
         `own_card`: it is our card that does not work, so that none of its paths will."""
         self._add_load(run.path, -run.size_bytes)
         self.avoid(run.path.device if own_card else run.path, now_s)
-        given_up = []
-        for item in run.slices:
-            item.tried = (*item.tried, run.path)
-            if all(path in item.tried for tier in item.route.tiers for path in tier):
-                item.tried = ()  # another round: a cable may be back
-            if item.attempts >= self._policy.max_attempts:
-                given_up.append(item)
-            else:
-                self._waiting.append(item)
-        return given_up
+        return self._try_elsewhere(run.slices, run.path)
+
+    def refused(self, path: EndpointKey, now_s: float, *, own_card: bool) -> list[Slice]:
+        """The path could not even be made: an attempt for all that might have taken it. As `failed`."""
+        self.avoid(path.device if own_card else path, now_s)
+        return self._try_elsewhere(
+            self.drop(
+                lambda item: path not in item.tried and any(path in tier for tier in item.route.tiers),
+                is_attempt=True,
+            ),
+            path,
+        )
 
     def give_back(self, run: Run) -> None:
         """The run's path was taken from it, through no fault of either: that was no attempt."""
         self._add_load(run.path, -run.size_bytes)
-        for item in run.slices:
+        for item in reversed(run.slices):
             item.attempts -= 1
-        self._waiting.extendleft(reversed(run.slices))
+            self._waiting.setdefault((item.route.family, item.tried), deque()).appendleft(item)
 
     def avoid(self, key: EndpointKey | str, now_s: float) -> None:
         """A path or one of our cards, for a while. Failures that were under way when it began count as
@@ -148,13 +159,6 @@ class Spreader:
     def is_avoided(self, path: EndpointKey, now_s: float) -> bool:
         return now_s < self._usable_at(path)
 
-    def drop(self, belongs: Callable[[Slice], bool]) -> list[Slice]:
-        """Takes waiting slices out."""
-        dropped = [item for item in self._waiting if belongs(item)]
-        if dropped:
-            self._waiting = deque(item for item in self._waiting if not belongs(item))
-        return dropped
-
     def avoided(self, now_s: float) -> list[str]:
         """What is avoided now, for people to read."""
         return [
@@ -163,6 +167,33 @@ class Spreader:
             if now_s < health.until_s
         ]
 
+    def drop(self, belongs: Callable[[Slice], bool], *, is_attempt: bool = False) -> list[Slice]:
+        """Takes waiting slices out."""
+        dropped: list[Slice] = []
+        for group, slices in list(self._waiting.items()):
+            kept: deque[Slice] = deque()
+            for item in slices:
+                (dropped if belongs(item) else kept).append(item)
+            if kept:
+                self._waiting[group] = kept
+            else:
+                del self._waiting[group]
+        for item in dropped:
+            item.attempts += is_attempt
+        return dropped
+
+    def _try_elsewhere(self, slices: Iterable[Slice], path: EndpointKey) -> list[Slice]:
+        given_up = []
+        for item in slices:
+            item.tried = (*item.tried, path)
+            if all(known in item.tried for tier in item.route.tiers for known in tier):
+                item.tried = ()  # another round: a cable may be back
+            if item.attempts >= self._policy.max_attempts:
+                given_up.append(item)
+            else:
+                self.add([item])
+        return given_up
+
     def _choose(
         self,
         item: Slice,
@@ -170,9 +201,8 @@ class Spreader:
         room: Callable[[EndpointKey], int],
         want: Callable[[EndpointKey], None],
     ) -> EndpointKey | None:
-        usable = self._usable(item, now_s)
         ready = []
-        for path in usable:
+        for path in self._usable(item, now_s):
             if room(path) > 0:
                 ready.append(path)
             else:
@@ -190,25 +220,14 @@ class Spreader:
         return [min(left, key=self._usable_at)] if left else []
 
     def _usable_at(self, path: EndpointKey) -> float:
+        if not self._health:
+            return 0.0
         return max(
             (self._health[key].until_s for key in (path, path.device) if key in self._health), default=0.0
         )
 
     def _load_of(self, path: EndpointKey) -> tuple[int, int]:
         return self._load_bytes.get(path.device, 0), self._load_bytes.get(path, 0)
-
-    def _take(self, position: int, count: int) -> tuple[Slice, ...]:
-        """`count` slices at most, from `position` on, as long as they belong together."""
-        first = self._waiting[position]
-        self._waiting.rotate(-position)
-        run: list[Slice] = []
-        while self._waiting and len(run) < count:
-            item = self._waiting[0]
-            if item.route.family != first.route.family or item.tried != first.tried:
-                break
-            run.append(self._waiting.popleft())
-        self._waiting.rotate(position)
-        return tuple(run)
 
     def _add_load(self, path: EndpointKey, size_bytes: int) -> None:
         for key in (path, path.device):

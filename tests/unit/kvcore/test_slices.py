@@ -55,6 +55,9 @@ def test_slices_are_spread_over_the_best_tier() -> None:
     assert {first.path, second.path} == {A, B}
     assert [len(first.slices), len(second.slices)] == [2, 1]
     assert next_run(spreader, 0).path == second.path
+    other = Route("other family", ((A,),))
+    spreader.add([*cut("r", ROUTE, 10, 10), *cut("s", other, 10, 10)])
+    assert {next_run(spreader, 0).slices[0].request for _ in range(2)} == {"r", "s"}
     assert len(spreader) == 0
 
 
@@ -96,6 +99,19 @@ def test_a_bad_card_takes_all_its_paths_with_it() -> None:
     spreader.add(cut("r", ROUTE, 10, 10))
     spreader.failed(next_run(spreader, 0), 0, own_card=True)
     assert spreader.is_avoided(elsewhere, 0.5) and not spreader.is_avoided(B, 0.5)
+
+
+def test_a_path_that_cannot_be_made_is_an_attempt() -> None:
+    spreader = Spreader(RetryPolicy(max_attempts=2))
+    spreader.add(cut("r", ROUTE, 30, 10))
+    spreader.add(cut("s", Route("g", ((C,),)), 10, 10))
+    assert spreader.refused(A, 0, own_card=False) == [] and len(spreader) == 4
+    other, run = next_run(spreader, 0), next_run(spreader, 0)
+    assert other.path == C and run.path == B and len(run.slices) == 2
+    given_up = spreader.failed(run, 0, own_card=False)
+    assert [item.request for item in given_up] == ["r", "r"] and len(spreader) == 1
+    left = spreader.refused(C, 0, own_card=False)
+    assert [item.request for item in left] == ["r"] and len(spreader) == 0
 
 
 def test_when_all_are_avoided_the_one_that_returns_first_is_tried() -> None:
