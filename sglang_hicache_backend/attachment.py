@@ -8,7 +8,7 @@ from kvcore.errors import ConfigError, RequestRefused
 from kvcore.guard import Guard
 from sglang_hicache_backend.config import BackendConfig, backend_config
 from sglang_hicache_backend.hits import POLICIES, Restorable
-from sglang_hicache_backend.keys import KV_POOL, EngineFacts, RankFacts
+from sglang_hicache_backend.keys import KV_POOL, EngineFacts, PoolFacts, RankFacts
 from sglang_hicache_backend.layouts import LayoutError, tensor_bytes
 from sglang_hicache_backend.log import get_logger
 from sglang_hicache_backend.page_store import PageStore
@@ -44,13 +44,14 @@ class Attachment:
         self._rank = rank
         self._num_heads_split = num_heads_split
         self._kv_is_flat = not (extra_config or {}).get("interface_v1", 0)
-        self._store: PageStore | None = None
+        self.store: PageStore | None = None
+        self.load_timeout_ms = 0.0
         self._address = ""
         try:
             config = backend_config(extra_config)
             engine = identify(config)
             connector = connect or open_client
-            self._store = PageStore(
+            self.store = PageStore(
                 lambda purpose: connector(config, f"sglang tp{rank.tp_rank} pp{rank.pp_rank} {purpose}"),
                 config,
                 engine,
@@ -58,6 +59,7 @@ class Attachment:
                 self.stats,
             )
             self._address = config.store_address
+            self.load_timeout_ms = config.load_timeout_ms
         except ConfigError as error:
             logger.error("HiCache stores nothing and finds nothing until this is put right: %s", error)
         except Exception as error:
@@ -65,7 +67,7 @@ class Attachment:
 
     def add_pool(self, pool: Any, name: str, first_page: Any) -> None:
         """A pool whose pages cannot be stored is logged as an error; they are misses."""
-        if self._store is None:
+        if self.store is None:
             return
         try:
             pages = open_pages(
@@ -81,14 +83,19 @@ class Attachment:
         except Exception as error:
             self.guard.report("add_pool", error)
         else:
-            self._store.add_pool(pages.facts, pages)
+            self.store.add_pool(pages.facts, pages)
+
+    def add_device_pools(self, pools: Sequence[PoolFacts]) -> None:
+        """Pools whose bytes the caller moves by itself."""
+        for facts in pools:
+            if self.store is not None:
+                self.store.add_pool(facts)
 
     def describe(self) -> None:
         """Logs where which pages go."""
-        if self._store is not None:
+        if self.store is not None:
             pools = "; ".join(
-                f"{facts.name}: {facts.object_size_bytes} bytes, {facts.form}"
-                for facts in self._store.facts()
+                f"{facts.name}: {facts.object_size_bytes} bytes, {facts.form}" for facts in self.store.facts()
             )
             logger.info("HiCache pages go to mooncake-store at %s (%s)", self._address, pools)
 
@@ -133,7 +140,7 @@ class Attachment:
     def _ask(
         self, default: T, method: Callable[Concatenate[PageStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        store = self._store
+        store = self.store
         return default if store is None else self.guard.call(default, method, store, *args, **kwargs)
 
     def _count(self, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from kvcore.errors import ConfigError
 from kvcore.weights import weights_identity
@@ -81,6 +81,25 @@ def rank_facts(storage_config: HiCacheStorageConfig) -> RankFacts:
         dcp_rank=storage_config.dcp_rank,
         dcp_size=storage_config.dcp_size,
         is_replicated=storage_config.is_mla_model,
+    )
+
+
+def linker_rank_facts(params: Any, *, is_replicated: bool) -> RankFacts:
+    """`params`: SGLang's CacheInitParams. The linker is told no TP rank; it is the one in the group that
+    shares the KV heads."""
+    parallel = get_parallel()
+    tp_rank, tp_size = 0, int(parallel.tp_size)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        group = params.attn_tp_cache_group or params.tp_cache_group
+        tp_rank, tp_size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    return RankFacts(
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+        pp_rank=params.pp_rank,
+        pp_size=params.pp_size,
+        attn_cp_rank=params.attn_cp_rank,
+        attn_cp_size=params.attn_cp_size,
+        is_replicated=is_replicated,
     )
 
 

@@ -5,10 +5,11 @@ The tree is built by fixtures that come with SGLang's wheel; what is compared, a
 """
 
 import json
+import time
 import unittest
 import warnings
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.engine.rig import StoreProcess
@@ -18,11 +19,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
     from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _build_mha_mla_host_pool
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel, get_server_args
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
     from sglang.test.kits.unified_radix_cache.config import CacheConfig
     from sglang.test.kits.unified_radix_cache.fixtures import (
@@ -35,6 +36,7 @@ with warnings.catch_warnings():
     from sglang_on_cpu.plugin import activate
 
     from sglang_hicache_backend.backend import MooncakeSuiteHiCache
+    from sglang_hicache_backend.linker import MooncakeSuiteLinker
 
 CONFIGS = {
     "full": CacheConfig(page_size=16, components=(ComponentType.FULL,), num_layers=4),
@@ -250,3 +252,51 @@ class BareRank:
 
     def load(self, hashes: list[str], *pages: int) -> list[bool]:
         return self.backend.batch_get_v1(hashes, self.slots(*pages))
+
+
+class LinkedEngine:
+    """Device pools of one engine and the linker on them, called as SGLang's scheduler calls it."""
+
+    def __init__(self, kind: str, extra_config: Mapping[str, Any]) -> None:
+        activate()
+        self.cfg = CONFIGS[kind]
+        self.cache, self.allocator, _ = build_fixture(self.cfg, tree_core_backend="python")
+        with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
+            self.linker = MooncakeSuiteLinker(
+                get_server_args(),
+                self.cache.cache_init_params,
+                components=set(self.cfg.components),
+                extra_config=dict(extra_config),
+            )
+
+    def tensors(self, pool_name: str) -> list[torch.Tensor]:
+        pool = self.allocator.get_kvcache()
+        pool = pool.swa_kv_pool if pool_name == "swa" else getattr(pool, "full_kv_pool", pool)
+        return [*pool.k_buffer, *pool.v_buffer]
+
+    def page(self, tensor: torch.Tensor, page: int) -> torch.Tensor:
+        size = self.cfg.page_size
+        return tensor[page * size : (page + 1) * size].contiguous().view(torch.uint8)
+
+    def fill(self, seed: int | None) -> None:
+        generator = torch.Generator().manual_seed(seed or 0)
+        for name in ("kv", *(["swa"] if self.cfg.has_swa else [])):
+            for tensor in self.tensors(name):
+                tensor.zero_()
+                if seed is not None:
+                    tensor.copy_(torch.randn(tensor.shape, generator=generator).to(tensor.dtype))
+
+    def transfers(self, pools: list[str], hashes: list[str], pages: tuple[int, ...]) -> list[PoolTransfer]:
+        """No pages: a question."""
+        size = self.cfg.page_size
+        slots = [torch.arange(page * size, (page + 1) * size) for page in pages]
+        indices = torch.cat(slots) if slots else None
+        return [
+            PoolTransfer(name=PoolName(name), keys=list(hashes), device_indices=indices) for name in pools
+        ]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LOAD_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "this should have happened by now"
+            time.sleep(0.01)

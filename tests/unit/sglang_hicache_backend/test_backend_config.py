@@ -100,6 +100,13 @@ def test_the_configurations_we_ship_are_right(name: str, caplog: pytest.LogCaptu
         assert set(BackendConfig.__struct_fields__) <= set(written)
 
 
+def test_the_linkers_configuration_is_right() -> None:
+    written = json.loads((ROOT / "configs" / "sglang-linker.json").read_text())
+    module = ROOT / (written["linker_module_path"].replace(".", "/") + ".py")
+    assert f"class {written['linker']}(" in module.read_text()
+    assert backend_config(written["linker_extra_config"], {}) == BackendConfig()
+
+
 def test_the_documentation_has_every_key() -> None:
     text = (ROOT / "docs" / "sglang.md").read_text()
     for name in BackendConfig.__struct_fields__:
