@@ -205,6 +205,8 @@ class Worker:
                 self._by_serial[result.serial] = result
             return
         self._pool.release(key)
+        if self._is_closing:
+            return
         logger.warning("no connection from %s to %s of %s: %s", key.device, key.peer_device, key.peer, result)
         if isinstance(result, Unreachable):
             self._lose_peer(key.peer, str(result))
