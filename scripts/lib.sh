@@ -28,8 +28,12 @@ apt_install() {
     say "installing $* ($why is missing)"
     local log
     log="$(mktemp)"
-    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
-        >"$log" 2>&1 </dev/null; then
+    mkdir -p "$SUITE_CACHE"
+    # One at a time: another script, or rdma-vm, may need apt at the same moment.
+    if ! {
+        flock 8 && apt-get update &&
+            DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
+    } >"$log" 2>&1 </dev/null 8>"$SUITE_CACHE/apt.lock"; then
         tail -n 20 "$log" >&2
         die "apt-get could not install $*; the whole log is $log"
     fi
