@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,13 @@ def hicache_flags(layout: str, io_backend: str, extra_config: dict[str, Any] | N
         ]
         flags += ["--hicache-storage-backend-extra-config", json.dumps(extra_config)]
     return flags
+
+
+def wait_until(is_true: Callable[[], bool], explain: Callable[[], str], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.2)
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
@@ -181,20 +188,13 @@ class SglangServer:
 
     def ask_when_idle(self, method: str, path: str, body: Any = None) -> None:
         """SGLang refuses what changes its caches while it has requests, or pages on their way."""
-        deadline = time.monotonic() + 90
-        while True:
-            status, text = self.ask(method, path, body)
-            if status == 200:
-                return
-            assert time.monotonic() < deadline, f"{path}: {status} {text}\n{self.log_tail()}"
-            time.sleep(0.2)
+        wait_until(lambda: self.ask(method, path, body)[0] == 200, lambda: f"{path}:\n{self.log_tail()}")
 
     def wait_saved(self, num_tokens: int = FULL_PAGES) -> None:
         """Until so many tokens have gone to the storage, since the server started."""
-        deadline = time.monotonic() + 90
-        while self.metrics().get("sglang:backuped_tokens_total", 0.0) < num_tokens:
-            assert time.monotonic() < deadline, f"{self.metrics()}\n{self.log_tail()}"
-            time.sleep(0.2)
+        wait_until(
+            lambda: self.metrics().get("sglang:backuped_tokens_total", 0.0) >= num_tokens, self.log_tail
+        )
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' samples by name, labels dropped and their values added up."""
