@@ -2,8 +2,9 @@
 
 SGLang binds them (`sgl_kernel.kvcacheio`) on CUDA, ROCm and XPU only. On CPU both sides are host memory, and
 the same copy is an index and an assignment. Names and arguments are those of SGLang 0.5.23; `indices` are
-slots of tokens. Layouts: lf (layer first) is [layer][slot, ...]; pf (page first) is [slot, layer, ...], and for
-the "direct" copies [page, layer, slot of page, ...]; ph (page head) is [page, head, slot of page, layer, dim].
+slots of tokens. Layouts: lf (layer first) is [layer][slot, ...]; pf (page first) is [slot, layer, ...], and
+for the "direct" copies [page, layer, slot of page, ...]; ph (page head) is [page, head, slot of page, layer,
+dim].
 """
 
 import ctypes

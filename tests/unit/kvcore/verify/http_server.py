@@ -11,8 +11,8 @@ Route = Callable[[Any], tuple[int, Any]]
 
 
 class CannedServer:
-    """`routes`: (method, path) -> what makes (status, body) of the body; may be changed while it runs. `asked`
-    lists (path, body, authorization) in order."""
+    """`routes`: (method, path) -> what makes (status, body) of the body; may be changed while it runs.
+    `asked` lists (path, body, authorization) in order."""
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Route] = {}
