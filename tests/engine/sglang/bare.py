@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
     from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _build_mha_mla_host_pool
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
     from sglang.srt.runtime_context import get_parallel, get_server_args
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -182,30 +183,28 @@ class BareEngine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: 
         self.cache.shutdown()
 
 
-PAGE_TOKENS, LAYERS, HEADS, HEAD_DIM, SLOTS = 16, 3, 4, 8, 128
+PAGE_TOKENS, LAYERS, HEADS, HEAD_DIM, SLOTS = 64, 3, 4, 8, 512
 
 
 class BareRank:
-    """One rank's host pool, without device, tree or threads, and its backend, called as SGLang calls it."""
+    """One rank's host pools, without device, tree or threads, and its backend, called as SGLang calls it.
+
+    `kind`: "mha", "mla", or "dsa" (MLA with DeepSeek's sparse attention: an indexer pool beside it).
+    """
 
     def __init__(
         self,
         extra_config: Mapping[str, Any],
         *,
         layout: str = "page_first",
-        is_mla: bool = False,
+        kind: str = "mha",
         heads: int = HEADS,
         **rank: Any,
     ) -> None:
         """`rank`: fields of HiCacheStorageConfig that are not those of a single rank."""
         activate()
         set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=PAGE_TOKENS))
-        geometry: dict[str, Any] = {"size": SLOTS, "page_size": PAGE_TOKENS, "dtype": torch.bfloat16}
-        geometry |= {"layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
-        if is_mla:
-            device_pool = MLATokenToKVPool(kv_lora_rank=32, qk_rope_head_dim=16, **geometry)
-        else:
-            device_pool = MHATokenToKVPool(head_num=heads, head_dim=HEAD_DIM, **geometry)
+        device_pool = self._device_pool(kind, heads)
         self.pool = _build_mha_mla_host_pool(
             pool=device_pool,
             host_to_device_ratio=1.0,
@@ -214,35 +213,51 @@ class BareRank:
             allocator_type="default",
             pool_label="kv",
         )
-        defaults = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0}
-        defaults |= {"attn_cp_size": 1, "model_name": "dummy"}
+        self.pools = {"kv": self.pool}
+        if kind == "dsa":
+            self.pools["indexer"] = DSAIndexerPoolHost(make_dsa_indexer_pool_decl(device_pool), self.pool)
+        single = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
+        single |= {"attn_cp_rank": 0, "attn_cp_size": 1}
         self.config = HiCacheStorageConfig(
-            **{
-                **defaults,
-                "is_mla_model": is_mla,
-                "enable_storage_metrics": True,
-                "is_page_first_layout": layout == "page_first",
-                "extra_config": dict(extra_config),
-                **rank,
-            }
+            **single | rank,
+            is_mla_model=kind != "mha",
+            enable_storage_metrics=True,
+            is_page_first_layout=layout == "page_first",
+            model_name="dummy",
+            extra_config=dict(extra_config),
         )
         self.backend = MooncakeSuiteHiCache(self.config, {})
         self.backend.register_mem_pool_host(self.pool)
-        self.backend.register_mem_host_pool_v2(self.pool, "kv")
+        for name, pool in self.pools.items():
+            self.backend.register_mem_host_pool_v2(pool, PoolName(name))
         self.backend.on_host_pools_registered()
+
+    @staticmethod
+    def _device_pool(kind: str, heads: int) -> Any:
+        geometry: dict[str, Any] = {"size": SLOTS, "page_size": PAGE_TOKENS, "dtype": torch.bfloat16}
+        geometry |= {"layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+        if kind == "mha":
+            return MHATokenToKVPool(head_num=heads, head_dim=HEAD_DIM, **geometry)
+        geometry |= {"kv_lora_rank": 64, "qk_rope_head_dim": 16}
+        if kind == "mla":
+            return MLATokenToKVPool(**geometry)
+        return DSATokenToKVPool(index_head_dim=128, kv_cache_dim=80, **geometry)
 
     def fill(self, seed: int) -> "BareRank":
         generator = torch.Generator().manual_seed(seed)
-        buffer = self.pool.kv_buffer
-        buffer.copy_(torch.randn(buffer.shape, generator=generator).to(buffer.dtype))
+        for name, pool in self.pools.items():
+            buffer = pool.index_k_with_scale_buffer if name == "indexer" else pool.kv_buffer
+            values = torch.randint(0, 256, (buffer.nbytes,), generator=generator, dtype=torch.uint8)
+            buffer.view(torch.uint8).copy_(values.view(buffer.view(torch.uint8).shape))
         return self
 
     def slots(self, *pages: int) -> torch.Tensor:
         return torch.cat([torch.arange(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS) for page in pages])
 
-    def page(self, page: int) -> torch.Tensor:
+    def page(self, page: int, pool_name: str = "kv") -> torch.Tensor:
         """Bytes of a page in SGLang's own flat form."""
-        found: torch.Tensor = self.pool.get_data_page(page * PAGE_TOKENS).contiguous().view(torch.uint8)
+        flat = self.pools[pool_name].get_data_page(page * PAGE_TOKENS)
+        found: torch.Tensor = flat.contiguous().view(torch.uint8)
         return found
 
     def save(self, hashes: list[str], *pages: int) -> list[bool]:
@@ -252,6 +267,9 @@ class BareRank:
 
     def load(self, hashes: list[str], *pages: int) -> list[bool]:
         return self.backend.batch_get_v1(hashes, self.slots(*pages))
+
+    def transfer(self, pool_name: str, hashes: list[str], *pages: int) -> PoolTransfer:
+        return PoolTransfer(PoolName(pool_name), host_indices=self.slots(*pages), keys=hashes)
 
 
 class LinkedEngine:

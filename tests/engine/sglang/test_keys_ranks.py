@@ -18,6 +18,11 @@ MHA_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 
 
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Random bytes may be NaNs, which are equal to nothing."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 @pytest.fixture
 def new_rank(shared_store: StoreProcess, request: pytest.FixtureRequest) -> Iterator[NewRank]:
     ranks: list[BareRank] = []
@@ -57,7 +62,7 @@ def test_engines_of_different_tp_sizes_share_nothing(new_rank: NewRank) -> None:
 
 @pytest.mark.parametrize("layout", MLA_LAYOUTS)
 def test_mla_is_written_by_one_rank_and_read_by_all_of_every_size(new_rank: NewRank, layout: str) -> None:
-    mla = {"is_mla": True, "layout": layout}
+    mla = {"kind": "mla", "layout": layout}
     writer = new_rank(tp_rank=0, tp_size=4, **mla).fill(1)
     assert writer.save(HASHES, 4, 1, 2) == [True] * 3
     for tp_size in (1, 2, 4):
@@ -70,13 +75,13 @@ def test_mla_is_written_by_one_rank_and_read_by_all_of_every_size(new_rank: NewR
 
 
 def test_a_rank_that_is_no_writer_writes_nothing_even_when_asked(new_rank: NewRank) -> None:
-    other = new_rank(tp_rank=1, tp_size=2, is_mla=True).fill(1)
+    other = new_rank(tp_rank=1, tp_size=2, kind="mla").fill(1)
     assert other.backend.batch_set_v1(HASHES, other.slots(0, 1, 2)) == [True] * 3
     assert other.backend.batch_exists(HASHES) == 0
 
 
 def test_shards_of_decode_context_parallelism_stay_apart(new_rank: NewRank) -> None:
-    dcp = {"is_mla": True, "tp_size": 4, "dcp_size": 2, "logical_page_size": 32}
+    dcp = {"kind": "mla", "tp_size": 4, "dcp_size": 2, "logical_page_size": 32}
     writers = [new_rank(tp_rank=rank, dcp_rank=rank, **dcp).fill(rank) for rank in range(2)]
     for writer in writers:
         assert writer.save(HASHES, 4, 1, 2) == [True] * 3
@@ -104,14 +109,35 @@ def test_pages_split_by_heads_are_shared_by_engines_of_different_tp_sizes(new_ra
     quarters = [new_rank(tp_rank=rank, tp_size=4, heads=1, **split) for rank in range(4)]
     for rank, quarter in enumerate(quarters):
         assert quarter.load(HASHES, 0, 5, 3) == [True] * 3
-        assert torch.equal(quarter.pool.kv_buffer[:, 5, 0], whole.pool.kv_buffer[:, 1, rank])
+        assert same_bytes(quarter.pool.kv_buffer[:, 5, 0], whole.pool.kv_buffer[:, 1, rank])
     halves = [new_rank(tp_rank=rank, tp_size=2, heads=2, should_split_heads=True, **split) for rank in (0, 1)]
     more = [hashlib.sha256(page_hash.encode()).hexdigest() for page_hash in HASHES]
     for rank, half in enumerate(halves):
         half.fill(seed=10 + rank).save(more, 0, 1, 2)
     assert whole.load(more, 5, 6, 7) == [True] * 3
     together = torch.cat([half.pool.kv_buffer[:, 2] for half in halves], dim=1)
-    assert torch.equal(whole.pool.kv_buffer[:, 7], together)
+    assert same_bytes(whole.pool.kv_buffer[:, 7], together)
+
+
+@pytest.mark.parametrize("layout", MLA_LAYOUTS)
+def test_an_indexer_travels_beside_its_kv(new_rank: NewRank, layout: str) -> None:
+    """In layer_first it gives no addresses, and SGLang copies its pages."""
+    dsa = {"kind": "dsa", "layout": layout, "tp_size": 2}
+    writer, reader = new_rank(tp_rank=0, **dsa).fill(1), new_rank(tp_rank=1, **dsa)
+    question = [reader.transfer("indexer", HASHES, 0, 1, 2)]
+    assert writer.save(HASHES, 4, 1, 2) == [True] * 3
+    assert reader.backend.batch_exists_v2(HASHES, question).kv_hit_pages == 0
+    stored = writer.backend.batch_set_v2([writer.transfer("indexer", HASHES[:2], 4, 1)])
+    assert stored == {"indexer": [True] * 2}
+    found = reader.backend.batch_exists_v2(HASHES, question)
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (2, [1, 2])
+    assert found.extra_pool_hit_pages == {"kv": 3, "indexer": 2}
+    assert reader.load(HASHES[:2], 0, 5) == [True] * 2
+    loaded = reader.backend.batch_get_v2([reader.transfer("indexer", HASHES, 0, 5, 3)])
+    assert loaded == {"indexer": [True, True, False]}
+    for name in ("kv", "indexer"):
+        for origin, place in ((4, 0), (1, 5)):
+            assert torch.equal(writer.page(origin, name), reader.page(place, name))
 
 
 def test_clear_takes_the_pages_of_this_rank_alone(new_rank: NewRank) -> None:
