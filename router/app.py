@@ -11,6 +11,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.record import Header
 from router.core.recording import RecordingBook, RecordingIndex, RecordingScheduler, Write
 from router.core.scheduler import Scheduler
+from router.dashboard.watch import Watch
 from router.decisions import DecisionLog
 from router.discovery import Discovery
 from router.endpoints import key_is_known, route
@@ -65,6 +66,7 @@ class Router:
             upstream_idle_timeout_s=config.upstream_idle_timeout_ms / 1e3,
             connect_timeout_s=config.connect_timeout_ms / 1e3,
         )
+        self.watch = Watch(self.cluster, self.metrics, self.index)
         self.generation = pd_protocol(config.pd_protocol)
         self._keys = tuple(key.encode() for key in config.api_keys)
         self._discovery = discovery
@@ -153,6 +155,7 @@ class Router:
             for connection in list(self._connections):
                 connection.sweep(now)
             self.cluster.sweep(now)
+            self.watch.tick(now)
             if self.events is not None:
                 self.events.sweep()
 

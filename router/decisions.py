@@ -1,5 +1,6 @@
 """The last decisions and what they were made from, for people: GET /decisions, and a response header."""
 
+import itertools
 import time
 from collections import deque
 from typing import Any
@@ -14,28 +15,28 @@ RESPONSE_HEADER = b"x-mooncake-decision"
 KEPT = 256
 
 
-class _Noted(msgspec.Struct, frozen=True, gc=False):
+class Noted(msgspec.Struct, frozen=True, gc=False):
     unix_time_s: float
     shown_id: str
     prompt_tokens: int  # not the view: its block hashes may be many
     decision: Decision
+
+    def explained(self) -> dict[str, Any]:
+        about = {"unix_time_s": self.unix_time_s, "request_id": self.shown_id}
+        return about | explain(self.prompt_tokens, self.decision)
 
 
 class DecisionLog:
     """Keeps the last KEPT decisions as they are; they are put into words only when somebody asks."""
 
     def __init__(self) -> None:
-        self._noted: deque[_Noted] = deque(maxlen=KEPT)
+        self._noted: deque[Noted] = deque(maxlen=KEPT)
 
     def note(self, shown_id: str, prompt_tokens: int, decision: Decision) -> None:
-        self._noted.append(_Noted(time.time(), shown_id, prompt_tokens, decision))
+        self._noted.append(Noted(time.time(), shown_id, prompt_tokens, decision))
 
-    def newest_first(self) -> list[dict[str, Any]]:
-        return [
-            {"unix_time_s": noted.unix_time_s, "request_id": noted.shown_id}
-            | explain(noted.prompt_tokens, noted.decision)
-            for noted in reversed(self._noted)
-        ]
+    def newest_first(self, num_decisions: int = KEPT) -> list[Noted]:
+        return list(itertools.islice(reversed(self._noted), num_decisions))
 
 
 def explain(prompt_tokens: int, decision: Decision) -> dict[str, Any]:

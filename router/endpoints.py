@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from router.core.view import RequestView
+from router.dashboard import pages
 from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # Engine endpoints beside /v1/; what controls an engine (/sleep, /abort_request, ...) is not for clients.
 _PASSED = frozenset({b"/tokenize", b"/detokenize"})
-_GUARDED = frozenset({b"/decisions"})  # tells of clients' requests
+_GUARDED = frozenset({b"/decisions", pages.DATA_PATH})  # tells of clients' requests
 _UNAUTHORIZED = error_response(
     401, "the API key is missing or wrong", headers=b"www-authenticate: Bearer\r\n"
 )
@@ -39,7 +40,7 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
         if refusal is None:
             return _forward(router, client, request)
         response = refusal
-    elif path not in _OWN:
+    elif path not in _OWN and not pages.is_ours(path):
         response = error_response(
             404, f"{method.decode()} {path.decode('latin-1')}: there is no such endpoint"
         )
@@ -47,6 +48,8 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
         response = error_response(405, f"{path.decode()} answers GET", headers=b"allow: GET, HEAD\r\n")
     elif path in _GUARDED and not router.authorized(request):
         response = _UNAUTHORIZED
+    elif pages.is_ours(path):
+        response = pages.respond(router, request)
     else:
         response = _OWN[path](router)
     if response.status >= 400:
@@ -141,7 +144,7 @@ def _ready(router: "Router") -> Response:
 
 
 def _metrics(router: "Router") -> Response:
-    families = router.metrics.families(router.cluster)
+    families = router.metrics.families(router.cluster, asyncio.get_running_loop().time())
     if router.prompts is not None:
         families = itertools.chain(families, [router.metrics.prompts(router.prompts.counts)])
     if router.index is not None and router.events is not None:
@@ -150,7 +153,7 @@ def _metrics(router: "Router") -> Response:
 
 
 def _decisions(router: "Router") -> Response:
-    return json_response(200, {"decisions": router.decisions.newest_first()})
+    return json_response(200, {"decisions": [one.explained() for one in router.decisions.newest_first()]})
 
 
 _OWN = {b"/health": _health, b"/ready": _ready, b"/metrics": _metrics, b"/decisions": _decisions}

@@ -5,35 +5,51 @@
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from kvcore import metrics as names
 from router.cluster import Cluster
+from router.core.view import InstanceState
 from router.instance import Health, Instance
 
 _KNOWN_PATHS = frozenset(
     {b"/v1/completions", b"/v1/chat/completions", b"/v1/embeddings", b"/v1/models", b"/v1/responses"}
 )
+_TTFT_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0),
+)
+_TBT_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
+)
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Histogram:
+    """`bounds` are the upper ends of its buckets, rising; one more has no end."""
+
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._counts[bisect.bisect_left(self.bounds, value)] += 1
         self._sum += value
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Observations so far, by bucket."""
+        return tuple(self._counts)
 
     def family(self, name: str, text: str) -> Metric:
         cumulative, buckets = 0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self._counts, strict=True):
             cumulative += count
             buckets.append((bound, cumulative))
         return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
@@ -54,6 +70,27 @@ class RouterMetrics:
         self.clients_gone = 0
         self.duration = Histogram()
         self.first_byte = Histogram()
+        self.ttft = Histogram(_TTFT_SECONDS)
+        self.tbt = Histogram(_TBT_SECONDS)
+        self.slo_answers: Counter[tuple[str, str]] = Counter()
+        self.prompt_tokens = 0
+        self.prefix_hit_tokens = 0
+
+    def first_token(self, seconds: float, slo_ms: float) -> None:
+        """Of a streamed answer, since its request came; `slo_ms` 0: there is none."""
+        self.ttft.observe(seconds)
+        if slo_ms:
+            self.slo_answers["ttft", "met" if seconds * 1e3 <= slo_ms else "missed"] += 1
+
+    def streamed(self, seconds: float, num_tokens: int, slo_ms: float) -> None:
+        """A streamed answer is complete, `seconds` after its first token. Counts its mean time between
+        tokens: single ones say more of how engines batch their writes than of what a reader sees."""
+        if num_tokens < 2:
+            return
+        tbt = seconds / (num_tokens - 1)
+        self.tbt.observe(tbt)
+        if slo_ms:
+            self.slo_answers["tbt", "met" if tbt * 1e3 <= slo_ms else "missed"] += 1
 
     def finished(self, path: bytes, status: int, started_at: float, first_byte_at: float, now: float) -> None:
         """One request is over. Times are seconds of the event loop's clock; first_byte_at 0: none came."""
@@ -78,7 +115,9 @@ class RouterMetrics:
             family.add_metric([how], count)
         return family
 
-    def families(self, cluster: Cluster) -> Iterator[Metric]:
+    def families(self, cluster: Cluster, now: float) -> Iterator[Metric]:
+        """Everything but the prompts and the index; `now`: of the event loop's clock."""
+
         def counter(
             name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[object, int]]
         ) -> Metric:
@@ -138,6 +177,25 @@ class RouterMetrics:
         yield self.first_byte.family(
             names.ROUTER_PREFIX + names.FIRST_BYTE_SECONDS, "until the first byte from an engine"
         )
+        yield self.ttft.family(names.ROUTER_PREFIX + names.TTFT_SECONDS, "streams, until the first token")
+        yield self.tbt.family(
+            names.ROUTER_PREFIX + names.TBT_SECONDS, "streams, mean time between tokens of each"
+        )
+        yield counter(
+            names.SLO_ANSWERS_TOTAL,
+            "streamed answers that had an SLO, by whether it was met",
+            ("slo", "outcome"),
+            self.slo_answers.items(),
+        )
+        yield counter(
+            names.PROMPT_TOKENS_TOTAL, "tokens of prompts that were read", (), [((), self.prompt_tokens)]
+        )
+        yield counter(
+            names.PREFIX_HIT_TOKENS_TOTAL,
+            "those of them that need not be computed, by what the index knew",
+            (),
+            [((), self.prefix_hit_tokens)],
+        )
         yield gauge(names.ACTIVE_REQUESTS, "requests being answered", [((), self.active_requests)])
         yield gauge(names.CLIENT_CONNECTIONS, "open client connections", [((), self.client_connections)])
         instances = [((i.url, i.role.value), i) for i in cluster.instances.values()]
@@ -163,6 +221,31 @@ class RouterMetrics:
             [(k, i.pool.num_open) for k, i in instances],
             labels,
         )
+        states = cluster.book.look(now)
+        of_instances: tuple[tuple[str, str, Callable[[InstanceState], float]], ...] = (
+            (
+                names.INSTANCE_QUEUE_SECONDS,
+                "predicted time until a prefill sent now would begin",
+                lambda state: state.queue_ms(now) / 1e3,
+            ),
+            (
+                names.INSTANCE_FOREIGN_REQUESTS,
+                "requests others sent, as of the last poll",
+                lambda state: state.foreign_requests,
+            ),
+            (
+                names.INSTANCE_KV_USED_TOKENS,
+                "tokens its requests hold or will hold",
+                lambda state: state.kv_used_tokens,
+            ),
+            (
+                names.INSTANCE_KV_CAPACITY_TOKENS,
+                "tokens its KV cache has room for; 0: not known",
+                lambda state: state.kv_capacity_tokens,
+            ),
+        )
+        for name, text, value_of in of_instances:
+            yield gauge(name, text, [(k, value_of(states[k[0]])) for k, _ in instances], labels)
 
 
 class _Collector:
@@ -174,7 +257,8 @@ class _Collector:
 
 
 def exposition(families: Iterable[Metric]) -> bytes:
-    """The Prometheus text format."""
+    """The Prometheus text format, with what this process takes of the machine."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(families))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)

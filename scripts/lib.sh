@@ -194,6 +194,15 @@ ensure_env() {
     ) 9>"$SUITE_ROOT/.venv/lock" || exit 1
 }
 
+# ensure_chromium: the browser in which tests look at the router's dashboard.
+ensure_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    apt_install "Chromium (tests look at the dashboard with it)" chromium
+}
+
 # ensure_model NAME: sets MODEL_DIR to the exported model (see make_model.py); needs the engine environment.
 ensure_model() {
     MODEL_DIR="$SUITE_CACHE/models/$1"

@@ -100,6 +100,10 @@ class ClusterBook:
             self._transfers,
         )
 
+    def look(self, now: float) -> dict[str, InstanceState]:
+        """Every instance, available or not, for people and metrics; decisions are made from `view`."""
+        return {instance_id: member.book.look(now) for instance_id, member in self._members.items()}
+
     # ---- requests ---------------------------------------------------------------------------------------
 
     def sent(self, request: RequestView, decision: Decision, now: float) -> None:

@@ -80,23 +80,27 @@ class InstanceBook:
     def state(self, now: float) -> InstanceState:
         """Remade only when something has changed."""
         if self._state is None:
-            queue_s = max(0.0, self._own_free_at - now) + max(0.0, self._foreign_free_at - now)
-            head = next(iter(self._prefills.values()), None)
-            self._state = InstanceState(
-                self.instance_id,
-                self.worker,
-                self.store_worker,
-                self.num_legs,
-                self._foreign_waiting + self._foreign_running,
-                now + queue_s,
-                self._pending_ms - head.predicted_ms if head is not None else 0.0,
-                len(self._decodes) + self._foreign_running,
-                self._own_kv_tokens + self._foreign_kv_tokens,
-                self._kv_capacity_tokens,
-                self._prefill_correction.scale,
-                self._tbt_correction.scale,
-            )
+            self._state = self.look(now)
         return self._state
+
+    def look(self, now: float) -> InstanceState:
+        """The same for whoever only watches: it leaves no trace in later decisions."""
+        queue_s = max(0.0, self._own_free_at - now) + max(0.0, self._foreign_free_at - now)
+        head = next(iter(self._prefills.values()), None)
+        return InstanceState(
+            self.instance_id,
+            self.worker,
+            self.store_worker,
+            self.num_legs,
+            self._foreign_waiting + self._foreign_running,
+            now + queue_s,
+            self._pending_ms - head.predicted_ms if head is not None else 0.0,
+            len(self._decodes) + self._foreign_running,
+            self._own_kv_tokens + self._foreign_kv_tokens,
+            self._kv_capacity_tokens,
+            self._prefill_correction.scale,
+            self._tbt_correction.scale,
+        )
 
     # ---- what we send -----------------------------------------------------------------------------------
 

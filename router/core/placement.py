@@ -8,7 +8,7 @@ so on) and then compared block by block.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -92,6 +92,10 @@ class PredictedPlacements:
         for worker, depth in depth_of.items():
             workers_at[depth] = workers_at.get(depth, 0) | 1 << worker
         return sorted(workers_at.items(), reverse=True)
+
+    def workers_at(self, anchor: int) -> Collection[int]:
+        """Workers expected to hold the prefix ending in this block, a power of two of blocks long."""
+        return self._by_anchor.get(anchor, {}).keys()
 
     def _schedule_expiry(self, placement: Placement) -> None:
         self._num_added += 1

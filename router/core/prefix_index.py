@@ -297,6 +297,16 @@ class PrefixIndex:
                 return IndexMatch(depth, worker, medium, levels, predicted, self._slots, is_slow)
         return IndexMatch(0, NO_WORKER, Medium.GPU, levels, predicted, self._slots, is_slow)
 
+    def workers_holding(self, block_hash: int) -> list[str]:
+        """Ids of those that hold the prefix ending in this block, or will once their prefill is done.
+
+        Predicted holders are found only for prefixes whose length in blocks is a power of two.
+        """
+        holders = self.table.holders(block_hash)
+        found = {self._owner[slot] for slot in range(holders.bit_length()) if holders >> slot & 1}
+        found.update(self._placements.workers_at(block_hash))
+        return sorted(self.worker_ids[worker] for worker in found)
+
     def _fastest(self, slots: int) -> tuple[int, Medium]:
         """(worker, medium) of one of `slots`, on the fastest medium among them."""
         for medium in Medium:

@@ -18,6 +18,7 @@ from router.config import RouterConfig
 from router.core.decision import Choice, Decision, Rejection, RejectReason
 from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
+from router.dashboard.watch import Watch
 from router.http.answer_meter import AnswerMeter, count_output_tokens
 from router.http.leg import Leg, LegOwner, LegState
 from router.http.request import Request, upstream_head
@@ -40,6 +41,7 @@ class Services(Protocol):
     metrics: RouterMetrics
     ids: IdSource
     decisions: decisions.DecisionLog
+    watch: Watch
 
 
 class Exchange:
@@ -59,6 +61,7 @@ class Exchange:
         self._started_at = self._loop.time()
         self._deadline = self._started_at + services.config.request_timeout_ms / 1e3
         self._first_byte_at = 0.0
+        self._first_token_at = 0.0
         self._retries = 0
         self._retry_after = b""
         self.is_over = False
@@ -85,6 +88,7 @@ class Exchange:
     def accept(self, decision: Decision, now: float) -> bool:
         """Books a decision; False when it is a rejection, which is then answered."""
         self.services.decisions.note(self.shown_id, self.view.prompt_tokens, decision)
+        self.services.watch.decided(self.view, decision)
         if decisions.REQUEST_HEADER in self.request.headers:
             self.extra_lines += decisions.header_line(self.view.prompt_tokens, decision)
         if decision.reject is not None or decision.decode is None:
@@ -166,7 +170,7 @@ class Exchange:
         client = self._client
         extra = self.extra_lines if leg.header(b"x-request-id") else self._id_line + self.extra_lines
         write: Callable[[bytes], object] = client.write
-        if self.view.prompt_tokens and (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
+        if (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
             self._meter = AnswerMeter(write, self._first_token)
             write = self._meter.write
         if self.request.is_http_1_0:
@@ -182,15 +186,24 @@ class Exchange:
     def leg_ended(self, leg: Leg) -> None:
         closes = self.request.is_http_1_0 or not leg.keep_alive
         self.services.metrics.leg_over(self._instance, leg.status)
-        output_tokens = 0
-        if self.view.prompt_tokens and leg.status < 300:
-            num_events = self._meter.num_events if self._meter is not None else 0
-            output_tokens = count_output_tokens(leg.last_data, num_events)
-        self._settle(leg.status, output_tokens)
+        output_tokens, meter, view = 0, self._meter, self.view
+        if leg.status < 300 and (view.prompt_tokens or meter is not None):
+            output_tokens = count_output_tokens(leg.last_data, meter.num_events if meter is not None else 0)
+            if self._first_token_at:
+                slo_ms = view.tbt_slo_ms or self.services.config.scheduling.tbt_slo_ms
+                streamed_s = self._loop.time() - self._first_token_at
+                self.services.metrics.streamed(streamed_s, output_tokens, slo_ms)
+        # Without a prompt's length the length of its answer teaches nothing.
+        self._settle(leg.status, output_tokens if view.prompt_tokens else 0)
         self._client.finish(close=closes)
 
     def _first_token(self) -> None:
-        self.services.cluster.book.first_token(self.view.request_id, self._loop.time())
+        self._first_token_at = now = self._loop.time()
+        services, view = self.services, self.view
+        slo_ms = view.ttft_slo_ms or services.config.scheduling.ttft_slo_ms
+        services.metrics.first_token(now - self._started_at, slo_ms)
+        if view.prompt_tokens:
+            services.cluster.book.first_token(view.request_id, now)
 
     def leg_lost(self, leg: Leg) -> None:
         assert self._instance is not None

@@ -63,6 +63,8 @@ def test_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     modules = [name for name in names if not name.split("/")[0].endswith(".dist-info")]
     assert not [name for name in modules if "test" in name.lower()]
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    static = (ROOT / "router" / "dashboard" / "static").iterdir()
+    assert {f"router/dashboard/static/{file.name}" for file in static} <= set(names)
 
 
 def test_metadata(wheel: Path) -> None:
