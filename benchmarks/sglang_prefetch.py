@@ -47,7 +47,7 @@ def measure(shape: Shape, systems: Sequence[str], rounds: int, directory: Path) 
     left_out: dict[str, str] = {}
     wrong: list[str] = []
     with ExitStack() as stack:
-        pairs: list[EnginePair] = []
+        pairs: list[tuple[EnginePair, list[int]]] = []
         for system in systems:
             pair = EnginePair(system, shape, directory)
             stack.callback(pair.close)
@@ -57,16 +57,15 @@ def measure(shape: Shape, systems: Sequence[str], rounds: int, directory: Path) 
             except SystemFailed as error:
                 left_out[system] = str(error)
                 continue
-            pairs.append(pair)
+            pairs.append((pair, digests))
             seconds[system] = []
-            expected = digests
         # The first turn of each prompt is thrown away: memory is touched, connections are made.
         for turn in range(-shape.prompts, rounds):
             shift = turn % len(pairs) if pairs else 0
-            for pair in pairs[shift:] + pairs[:shift]:
+            for pair, digests in pairs[shift:] + pairs[:shift]:
                 prompt = turn % shape.prompts
                 found = pair.second.prefetch(prompt)
-                if (found.tokens, found.digest) != (shape.prompt_tokens, expected[prompt]):
+                if (found.tokens, found.digest) != (shape.prompt_tokens, digests[prompt]):
                     wrong.append(f"{pair.name}, prompt {prompt}: {found.tokens} tokens")
                 if turn >= 0:
                     seconds[pair.name].append(found.seconds)
