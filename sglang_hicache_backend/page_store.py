@@ -1,8 +1,9 @@
 """Pages to and from the store: the plugin without SGLang.
 
-SGLang uses one backend from three threads at once: one looks, one loads, one saves. Each of them has a
-connection of its own, so that a question is not answered behind a hundred megabytes of another thread's
-pages. Nothing here raises for what the store or the network does, and every call ends within its deadline.
+SGLang uses one backend from three threads at once: one looks, one loads, one saves. Where pages travel over
+the connection itself (tcp) each of them has its own, so that a question is not answered behind a hundred
+megabytes of another thread's pages. Over shared memory one is enough, and maps the store's pool but once.
+Nothing here raises for what the store or the network does, and every call ends within its deadline.
 """
 
 import itertools
@@ -70,9 +71,10 @@ class PageStore:
         self._rank = rank
         self._stats = stats
         self._pools: dict[str, Pool] = {}
-        self.looking = connect("lookup")
         self.loading = connect("load")
-        self.saving = connect("save")
+        is_shared = self.loading.counters()["plane"] == "shm"
+        self.saving = self.loading if is_shared else connect("save")
+        self.looking = self.loading if is_shared else connect("lookup")
 
     def add_pool(self, facts: PoolFacts, pages: Pages | None = None) -> None:
         """From now on, also in the place of one of the same name."""
