@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from kvcore.errors import ConfigError
+from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.config import RouterConfig
 from router.core.cluster_book import ClusterBook
@@ -11,6 +13,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.record import Header
 from router.core.recording import RecordingBook, RecordingIndex, RecordingScheduler, Write
 from router.core.scheduler import Scheduler
+from router.core.view import Role
 from router.dashboard.watch import Watch
 from router.decisions import DecisionLog
 from router.discovery import Discovery
@@ -45,8 +48,9 @@ class Router:
         self.metrics = RouterMetrics()
         self.decisions = DecisionLog()
         self.index: PrefixIndex | None = None
-        by_engine, stores = config.event_sources(), config.store_sources()
-        if by_engine or stores or config.reads_prompts:
+        stores = config.store_sources()
+        has_events = bool(config.kv_events or stores)
+        if has_events or config.reads_prompts:
             limits = config.index
             sizes = limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
             self.index = PrefixIndex(*sizes) if record is None else RecordingIndex(*sizes, write=record)
@@ -73,11 +77,12 @@ class Router:
         self.events: EventReader | None = None
         self.prompts: PromptReader | None = None
         if self.index is not None:
-            self.events = EventReader(self.cluster, self.index, by_engine, stores)
+            self.events = EventReader(self.cluster, self.index, stores)
         if self.index is not None and config.reads_prompts:
             self.prompts = PromptReader(config.prompts, config.index.block_size_tokens, self.index.lora_names)
-            if (by_engine or stores) and not config.prompts.tokenizer:
+            if has_events and not config.prompts.tokenizer:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
+        self.bootstrap = BootstrapDirectory(config)
         self._loads = LoadMonitor(self.cluster, config.load)
         self._health = HealthMonitor(self.cluster, config.health)
         self._server: asyncio.Server | None = None
@@ -125,6 +130,7 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._health.close()
         await self._loads.close()
+        await self.bootstrap.close()
         if self.events is not None:
             await self.events.close()
         if self.prompts is not None:
@@ -140,12 +146,25 @@ class Router:
     async def _discover(self, discovered: asyncio.Event) -> None:
         async for specs in self._discovery.changes():
             self.cluster.apply(specs)
-            self._health.watch()
-            if self.config.asks_loads:
-                self._loads.watch()
-            if self.events is not None:
-                self.events.watch()
+            try:
+                self._follow_cluster()
+            except ConfigError as error:
+                if not discovered.is_set():
+                    raise
+                logger.error("an engine that joined cannot be followed: %s", error)
             discovered.set()
+
+    def _follow_cluster(self) -> None:
+        """After each change of the cluster or the configuration. ConfigError for an address of KV events."""
+        self._health.watch()
+        if self.config.asks_loads:
+            self._loads.watch()
+        # Only this protocol has servers that can be asked.
+        asked = self.config.pd_protocol == "mooncake"
+        instances = self.cluster.instances.values() if asked else ()
+        self.bootstrap.watch(i for i in instances if i.role is Role.PREFILL)
+        if self.events is not None:
+            self.events.watch()
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,12 +17,14 @@ from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
-from router import profile
+from router import profile, register
 from router.app import Router
 from router.config import RouterConfig
 from router.core.policies import POLICIES
 from router.core.recording import Write
-from router.discovery import StaticDiscovery
+from router.discovery import make_discovery
+from router.family_flags import add_family_flags, family_overrides
+from router.instance import InstanceSpec
 from router.protocols import PD_PROTOCOLS
 from router.recorder import Recorder
 
@@ -52,31 +54,10 @@ Everything can also be set in a file (--config router.toml; flags win) or in the
 (MOONCAKE_ROUTER_PORT=8080, MOONCAKE_ROUTER_RETRY_MAX_RETRIES=2). Sizes accept "64kb", durations "30s".
 
 mooncake-router profile --url URL --model NAME measures an engine; predictions then start from what it is.
+mooncake-router register --url URL --role ROLE keeps an engine registered in Redis (--discovery.source redis).
 
 GET /health answers 200 while the router lives, /ready when an engine can answer, /metrics for Prometheus.
 """
-
-# Flags of the vllm-router and sglang-router family whose unit or name differs from ours: (field, ms a unit).
-_FAMILY_FLAGS = {
-    "--request-timeout-secs": ("request_timeout_ms", 1000),
-    "--max-payload-size": ("http.max_body_bytes", 1),
-    "--retry-max-retries": ("retry.max_retries", 1),
-    "--cb-failure-threshold": ("breaker.failure_threshold", 1),
-    "--cb-success-threshold": ("breaker.success_threshold", 1),
-    "--cb-timeout-duration-secs": ("breaker.open_ms", 1000),
-    "--cb-window-duration-secs": ("breaker.window_ms", 1000),
-    "--admission": ("scheduling.admission", None),
-    "--ttft-slo-ms": ("scheduling.ttft_slo_ms", 1),
-    "--tpot-slo-ms": ("scheduling.tbt_slo_ms", 1),
-    "--tokenizer-path": ("prompts.tokenizer", None),
-    "--chat-template": ("prompts.chat_template", None),
-    "--block-size": ("index.block_size_tokens", 1),
-    "--health-check-endpoint": ("health.path", None),
-    "--health-check-interval-secs": ("health.interval_ms", 1000),
-    "--health-check-timeout-secs": ("health.timeout_ms", 1000),
-    "--health-failure-threshold": ("health.failure_threshold", 1),
-    "--health-success-threshold": ("health.success_threshold", 1),
-}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -92,12 +73,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mooncake-router {__version__}")
     engines = parser.add_argument_group("engines")
     basics = parser.add_argument_group("running")
-    family = parser.add_argument_group("shorter names, most of them those of the vllm-router family")
     add_flags(parser, RouterConfig)
     engines.add_argument(
         "--worker-urls", nargs="+", metavar="URL", help="engines that prefill and decode, http://HOST:PORT"
     )
-    engines.add_argument("--prefill", action="append", metavar="URL", help="a prefill engine; repeat it")
+    engines.add_argument(
+        "--prefill",
+        action="append",
+        nargs="+",
+        metavar=("URL", "BOOTSTRAP_PORT"),
+        help="a prefill engine, with its bootstrap port where the protocol has one; repeat it",
+    )
     engines.add_argument("--decode", action="append", metavar="URL", help="a decode engine; repeat it")
     engines.add_argument(
         "--kv-events",
@@ -132,10 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     basics.add_argument(
         "--api-key", action="append", dest="api_keys", metavar="KEY", help="a key clients must send; repeat"
     )
-    for flag, (field, _) in _FAMILY_FLAGS.items():
-        family.add_argument(flag, dest=f"family {flag}", metavar="VALUE", help=f"sets {field}")
-    family.add_argument("--disable-retries", action="store_true", help="sets retry.max_retries to 0")
-    family.add_argument("--disable-circuit-breaker", action="store_true", help="clears breaker.enabled")
+    add_family_flags(parser)
     return parser
 
 
@@ -143,25 +126,13 @@ def read_config(argv: Sequence[str] | None = None) -> tuple[RouterConfig, argpar
     """Raises ConfigError; leaves through argparse for --help and flags it does not know."""
     args = make_parser().parse_args(argv)
     overrides: dict[str, Any] = flag_overrides(RouterConfig, args)
-    for flag, (field, unit) in _FAMILY_FLAGS.items():
-        value = getattr(args, f"family {flag}")
-        if value is not None:
-            overrides[field] = value if unit in (None, 1) else _scaled(flag, value, unit)
-    if args.disable_retries:
-        overrides["retry.max_retries"] = 0
-    if args.disable_circuit_breaker:
-        overrides["breaker.enabled"] = False
+    if args.prefill is not None:
+        overrides["prefill"] = tuple(" ".join(given) for given in args.prefill)
+    overrides |= family_overrides(args)
     config = load_config(
         RouterConfig, file=args.config, env_prefix=_ENV_PREFIX, environ=os.environ, overrides=overrides
     )
     return config, args
-
-
-def _scaled(flag: str, value: str, unit: int) -> float:
-    try:
-        return float(value) * unit
-    except ValueError:
-        raise ConfigError(f"{flag} {value!r}: not a number of seconds") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,13 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] == ["profile"]:
         return profile.main(given[1:])
+    if given[:1] == ["register"]:
+        return register.main(given[1:])
     try:
         config, args = read_config(given)
         specs = config.instance_specs()
         configure_logging(config.log_level, as_json=config.log_json)
         with contextlib.ExitStack() as stack:
             write = stack.enter_context(Recorder(Path(args.record))).write if args.record else None
-            status: int = uvloop.run(_serve(config, StaticDiscovery(specs), args.ready_file, write))
+            status: int = uvloop.run(_serve(config, specs, args.ready_file, write))
         return status
     except ConfigError as error:
         print(f"mooncake-router: {error}", file=sys.stderr)
@@ -186,11 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(
-    config: RouterConfig, discovery: StaticDiscovery, ready_file: str | None, record: Write | None = None
+    config: RouterConfig,
+    specs: Sequence[InstanceSpec],
+    ready_file: str | None,
+    record: Write | None = None,
 ) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    router = Router(config, discovery, record)
+    router = Router(config, make_discovery(config.discovery, specs), record)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:
@@ -221,6 +197,8 @@ def _remove(path: Path) -> None:
 
 
 def summary(config: RouterConfig) -> str:
+    if config.discovery.source != "static":
+        return f"engines from {config.discovery.source}, {config.policy}"
     if config.worker_urls:
         return f"{len(config.worker_urls)} engines, {config.policy}"
     prefill = config.prefill_policy or config.policy

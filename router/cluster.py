@@ -42,14 +42,14 @@ class Cluster:
         """Makes the cluster what discovery says. Instances that left finish what they have."""
         wanted = {spec.url: spec for spec in specs}
         for url, instance in list(self.instances.items()):
-            if url not in wanted or wanted[url].role is not instance.role:
+            if wanted.get(url) != instance.spec:
                 logger.info("instance left", extra={"instance": url, "in_flight": instance.in_flight})
                 instance.draining = True
                 self._leaving.append(self.instances.pop(url))
                 self.book.remove(url)
         for url, spec in wanted.items():
             if url not in self.instances:
-                host, port = parse_instance_url(url)
+                host, port = parse_instance_url(spec.base_url)
                 pool = UpstreamPool(
                     host,
                     port,

@@ -11,6 +11,8 @@ from router.core.admission import make_admission
 from router.core.policies import make_policy
 from router.core.settings import Settings
 from router.core.view import Role
+from router.discovery.base import EngineEntry, checked
+from router.discovery.config import DiscoveryConfig
 from router.http.limits import HttpLimits
 from router.instance import InstanceSpec, instance_url
 from router.kv_events.source import EventSource, parse_engine_source, parse_event_source
@@ -68,7 +70,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_urls: Annotated[
         tuple[str, ...], Meta(description="engines that prefill and decode, http://HOST:PORT")
     ] = ()
-    prefill: Annotated[tuple[str, ...], Meta(description="engines that only prefill")] = ()
+    prefill: Annotated[
+        tuple[str, ...], Meta(description="engines that only prefill; 'URL PORT' with their bootstrap port")
+    ] = ()
     decode: Annotated[tuple[str, ...], Meta(description="engines that decode what others prefilled")] = ()
     policy: Annotated[str, Meta(description="how an engine is chosen")] = "round_robin"
     prefill_policy: Annotated[str, Meta(description="for the prefill pool; empty: as --policy")] = ""
@@ -79,8 +83,17 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(gt=0, description="how long a decode engine waits for layers of its prefill engine"),
     ] = 30_000
     bootstrap_port: Annotated[
-        int, Meta(gt=0, le=65535, description="of prefill engines: SGLang's --disaggregation-bootstrap-port")
+        int,
+        Meta(
+            gt=0,
+            le=65535,
+            description="of prefill engines without one of their own: SGLang's "
+            "--disaggregation-bootstrap-port, vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT",
+        ),
     ] = 8998
+    data_parallel_size: Annotated[
+        int, Meta(gt=0, description="ranks inside each engine; above 1 each rank is chosen by itself")
+    ] = 1
     kv_events: Annotated[
         tuple[str, ...],
         Meta(description="KV events of engines, URL=ENDPOINT[,REPLAY] each"),
@@ -116,6 +129,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     index: IndexConfig = IndexConfig()
     prompts: PromptsConfig = PromptsConfig()
     load: LoadConfig = LoadConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -133,40 +147,72 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether anything is decided by a prompt's length or prefix."""
         return self.scheduling.admission != "none" or not LOAD_POLICIES.issuperset(self.policies)
 
+    def engines(self) -> list[EngineEntry]:
+        """Those named here. ConfigError for what cannot be understood."""
+        events = self._event_texts()
+        groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
+        entries = []
+        for role, texts in groups:
+            for text in texts:
+                raw_url, _, port = text.partition(" ")
+                url = instance_url(raw_url)
+                if port.strip() and role is not Role.PREFILL:
+                    raise ConfigError(f"engine {text!r}: only prefill engines have a bootstrap port")
+                entry = EngineEntry(
+                    url=url,
+                    role=role,
+                    bootstrap_port=_bootstrap_port(text, port.strip()),
+                    data_parallel_size=self.data_parallel_size,
+                    kv_events=events.pop(url, ""),
+                )
+                entries.append(entry)
+        if events:
+            raise ConfigError(f"--kv-events names {min(events)}, which is none of the engines given")
+        return entries
+
     def instance_specs(self) -> list[InstanceSpec]:
-        """Checked: ConfigError when nothing could be routed, by whatever mistake."""
+        """Of the engines named here, with everything else checked too: ConfigError when nothing could be
+        routed, by whatever mistake. Empty when engines are found elsewhere (`discovery`)."""
         for name in self.policies:
             make_policy(name, self.scheduling)
         make_admission(self.scheduling)
-        groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
-        specs: dict[str, InstanceSpec] = {}
-        for role, urls in groups:
-            for raw in urls:
-                url = instance_url(raw)
-                if url in specs:
-                    raise ConfigError(f"engine {url} is given twice; one engine has one role")
-                specs[url] = InstanceSpec(url, role)
+        self.store_sources()
+        specs = checked(self.engines())
+        if self.discovery.source != "static":
+            self.discovery.check()
+            if specs:
+                raise ConfigError(
+                    f"--discovery.source {self.discovery.source} finds the engines: "
+                    "drop --worker-urls, --prefill and --decode"
+                )
+            return []
         if not specs:
-            raise ConfigError("no engines: give --worker-urls, or --prefill and --decode")
-        if self.worker_urls and (self.prefill or self.decode):
-            raise ConfigError("--worker-urls cannot be mixed with --prefill and --decode")
+            raise ConfigError(
+                "no engines: give --worker-urls, or --prefill and --decode, or --discovery.source"
+            )
         if bool(self.prefill) != bool(self.decode):
             missing = "--decode" if self.prefill else "--prefill"
             raise ConfigError(f"{missing} is missing: separate pools need at least one engine each")
-        unknown = self.event_sources().keys() - specs.keys()
-        if unknown:
-            raise ConfigError(f"--kv-events names {unknown.pop()}, which is none of the engines given")
-        return list(specs.values())
+        return specs
 
-    def event_sources(self) -> dict[str, EventSource]:
-        """By engine URL. ConfigError for what cannot be understood."""
-        sources: dict[str, EventSource] = {}
+    def _event_texts(self) -> dict[str, str]:
+        """ENDPOINT[,REPLAY] by engine URL."""
+        texts: dict[str, str] = {}
         for text in self.kv_events:
-            url, source = parse_engine_source(text)
-            if instance_url(url) in sources:
+            url, endpoints = parse_engine_source(text)
+            if instance_url(url) in texts:
                 raise ConfigError(f"--kv-events: {url} is given twice")
-            sources[instance_url(url)] = source
-        return sources
+            texts[instance_url(url)] = endpoints
+        return texts
 
     def store_sources(self) -> list[EventSource]:
         return [parse_event_source(text) for text in self.store_kv_events]
+
+
+def _bootstrap_port(text: str, port: str) -> int:
+    """0 for none, which the vllm-router and sglang-router family may spell out."""
+    if port in ("", "none"):
+        return 0
+    if not port.isdigit() or not 0 < int(port) <= 65535:
+        raise ConfigError(f"prefill engine {text!r}: {port!r} is no bootstrap port; write URL or 'URL PORT'")
+    return int(port)

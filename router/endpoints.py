@@ -7,12 +7,14 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from router.core.view import RequestView
 from router.dashboard import pages
 from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
-from router.instance import Health
+from router.instance import RANK_HEADER, Health
 from router.kv_events.metrics import feed_families, index_families
 from router.metrics import exposition
 from router.protocols.base import Exchange
@@ -78,6 +80,8 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
     request_id = router.ids.next_id()
     try:
         view = read_request_view(request_id, request, generates=generates)
+        if RANK_HEADER in request.headers:
+            view = _of_rank(router, view, request.headers[RANK_HEADER])
     except BadInput as error:
         router.metrics.refusals[400] += 1
         client.respond(error_response(400, str(error)))
@@ -92,6 +96,18 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
         exchange.view = prompt
     _start(exchange)
     return exchange
+
+
+def _of_rank(router: "Router", view: RequestView, text: bytes) -> RequestView:
+    """A client that names a data parallel rank gets that one, where ranks are instances. Raises BadInput."""
+    if router.config.data_parallel_size == 1:
+        return view  # the engine's to check
+    if not text.isdigit() or int(text) >= router.config.data_parallel_size:
+        raise BadInput(
+            f"header x-data-parallel-rank: {text.decode('latin-1')!r} is none of the "
+            f"{router.config.data_parallel_size} ranks"
+        )
+    return replace(view, dp_rank=int(text))
 
 
 def _prompt_read(exchange: Exchange, prompt: "asyncio.Future[RequestView]") -> None:

@@ -9,6 +9,9 @@ from kvcore.errors import ConfigError
 from router.breaker import Breaker, BreakerConfig
 from router.core.view import Role
 from router.http.upstream import UpstreamPool
+from router.kv_events.source import EventSource
+
+RANK_HEADER = b"x-data-parallel-rank"
 
 
 class Health(str, Enum):
@@ -18,10 +21,31 @@ class Health(str, Enum):
 
 
 class InstanceSpec(msgspec.Struct, frozen=True):
-    """What discovery finds. `url` is the engine's base URL without a trailing slash, and its id."""
+    """What discovery finds: one engine, or one data parallel rank of it, which is then an instance by itself.
 
-    url: str
+    `base_url` has no trailing slash. `bootstrap_port` is where a prefill engine tells decode engines how to
+    reach it (vLLM's MooncakeConnector, SGLang); 0: the configuration's. `events`: where it publishes KV
+    events.
+    """
+
+    base_url: str
     role: Role
+    dp_rank: int | None = None
+    bootstrap_port: int = 0
+    events: EventSource | None = None
+
+    @property
+    def url(self) -> str:
+        """What the instance is known by: its base URL, with "@rank" where ranks are steered."""
+        return self.base_url if self.dp_rank is None else f"{self.base_url}@{self.dp_rank}"
+
+    @property
+    def rank_lines(self) -> bytes:
+        """Header lines that send a request to this rank: vLLM reads the first (0.28 to 0.32, serving.py),
+        SGLang the second (0.5.23, request_headers.py)."""
+        if self.dp_rank is None:
+            return b""
+        return b"x-data-parallel-rank: %d\r\nx-override-routed-dp-rank: %d\r\n" % (self.dp_rank, self.dp_rank)
 
 
 def parse_instance_url(url: str) -> tuple[str, int]:
@@ -46,12 +70,14 @@ def instance_url(text: str) -> str:
 
 class Instance:
     """`in_flight` counts our legs on it; `draining` ones get no new requests. `is_offered`: what the book
-    was told last of its availability."""
+    was told last of its availability. `head_lines` begin the head of each request to it."""
 
     def __init__(self, spec: InstanceSpec, pool: UpstreamPool, breaker: BreakerConfig) -> None:
+        self.spec = spec
         self.url = spec.url
         self.role = spec.role
         self.pool = pool
+        self.head_lines = pool.host_line + spec.rank_lines
         self.breaker = Breaker(breaker)
         self.in_flight = 0
         self.health = Health.UNKNOWN

@@ -3,7 +3,7 @@
 From the Prometheus text of vLLM (`vllm:num_requests_running`, `vllm:num_requests_waiting`,
 `vllm:kv_cache_usage_perc`, `vllm:cache_config_info`) and SGLang (`sglang:num_running_reqs`,
 `sglang:num_queue_reqs`, `sglang:num_used_tokens`, `sglang:max_total_num_tokens`). Data parallel ranks of one
-engine are added up.
+engine are told apart where they are steered, else added up.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ _SAMPLE = re.compile(
     rb"(?:\{(.*)\})? ([0-9.eE+-]+)\s*$",
     re.MULTILINE,
 )
+_RANK = re.compile(rb',(?:engine|dp_rank)="(\d+)"')  # vLLM's label, SGLang's
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d+)"')
 _BLOCK_SIZE = re.compile(rb'[{,]block_size="(\d+)"')
 
@@ -44,11 +45,15 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
 
 
-def parse_load(text: bytes, sampled_at: float) -> LoadReport | None:
-    """None when an engine's metrics do not say how many requests it has."""
+def parse_load(text: bytes, sampled_at: float, dp_rank: int | None = None) -> LoadReport | None:
+    """Of one data parallel rank, or of all together. None when an engine's metrics do not say how many
+    requests it has."""
     totals: dict[bytes, float] = {}
     ranks = 0
     for name, labels, value in _SAMPLE.findall(text):
+        rank = _RANK.search(b"," + labels) if dp_rank is not None else None
+        if rank is not None and int(rank[1]) != dp_rank:
+            continue
         if name == b"vllm:cache_config_info":
             blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(b"," + labels)
             found = float(blocks[1]) * float(size[1]) if blocks and size else 0.0
@@ -91,11 +96,11 @@ class LoadMonitor:
     async def _ask_forever(self, instance: Instance) -> None:
         config, loop = self._config, asyncio.get_running_loop()
         probe = Probe(instance.pool)
-        understood = True
+        understood, rank = True, instance.spec.dp_rank
         while True:
             sampled_at = loop.time()
             fetched = await fetch(probe, config.path, timeout_s=config.timeout_ms / 1e3)
-            report = parse_load(fetched.body, sampled_at) if fetched.status == 200 else None
+            report = parse_load(fetched.body, sampled_at, rank) if fetched.status == 200 else None
             if report is not None:
                 self._cluster.book.polled(instance.url, report)
             elif understood and fetched.status:

@@ -129,6 +129,9 @@ class Scheduler:
 
 
 def _allowed(pool: Sequence[InstanceState], request: RequestView) -> Sequence[InstanceState]:
+    if request.dp_rank is not None:
+        rank = f"@{request.dp_rank}"
+        pool = tuple(instance for instance in pool if instance.instance_id.endswith(rank))
     if not request.excluded:
         return pool
     return tuple(instance for instance in pool if instance.instance_id not in request.excluded)

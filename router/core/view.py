@@ -32,7 +32,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     `block_hashes` is the router's own hash chain over the prompt's full blocks (core.block_hash), empty when
     the prompt was not tokenised. `priority` is vLLM's: lower is served earlier, 0 is normal. SLOs of 0 mean
     the cluster's. `excluded` names instances already tried for this request. `waited_ms`: since it came, when
-    it was refused before and held to be asked again; it counts as part of the TTFT.
+    it was refused before and held to be asked again; it counts as part of the TTFT. `dp_rank`: only instances
+    of this data parallel rank will do.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     tbt_slo_ms: float = 0.0
     excluded: frozenset[str] = frozenset()
     waited_ms: float = 0.0
+    dp_rank: int | None = None
 
 
 class InstanceState(msgspec.Struct, frozen=True, gc=False):

@@ -18,12 +18,13 @@ class Request(msgspec.Struct):
     is_http_1_0: bool
 
 
-def upstream_head(request: Request, host_line: bytes, extra_lines: bytes, content_length: int) -> bytes:
-    """The request head for an engine, ending in the empty line. `host_line` and `extra_lines` end in CRLF."""
+def upstream_head(request: Request, first_lines: bytes, extra_lines: bytes, content_length: int) -> bytes:
+    """The request head for an engine, ending in the empty line. `first_lines` (Host among them) and
+    `extra_lines` end in CRLF."""
     return b"%b %b HTTP/1.1\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
         request.method,
         request.target,
-        host_line,
+        first_lines,
         request.forward_lines,
         extra_lines,
         content_length,

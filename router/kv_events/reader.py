@@ -1,7 +1,7 @@
 """All publishers of KV events: one subscriber for each engine that is there, and for each store."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import zmq
 
@@ -23,18 +23,16 @@ class _Follower:
 
 
 class EventReader:
-    """On the event loop's thread. `by_engine`: sources by engine URL; `stores`: those of store nodes."""
+    """On the event loop's thread. `stores`: the sources of store nodes; engines come with their own."""
 
     def __init__(
         self,
         cluster: Cluster,
         index: PrefixIndex,
-        by_engine: Mapping[str, EventSource],
         stores: Sequence[EventSource],
     ) -> None:
         self._cluster = cluster
         self._index = index
-        self._by_engine = by_engine
         self._stores = stores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._followers: dict[tuple[str, int], _Follower] = {}
@@ -50,9 +48,9 @@ class EventReader:
     def watch(self) -> None:
         """To be called after each change of the cluster."""
         present = {
-            (url, worker): source
-            for url, source in self._by_engine.items()
-            if url in self._cluster.instances and (worker := self._cluster.book.worker_of(url)) is not None
+            (url, worker): instance.spec.events
+            for url, instance in self._cluster.instances.items()
+            if instance.spec.events is not None and (worker := self._cluster.book.worker_of(url)) is not None
         }
         for gone in self._followers.keys() - present.keys():
             self._followers.pop(gone).subscriber.close()

@@ -17,10 +17,19 @@ class EventSource(msgspec.Struct, frozen=True):
     endpoint: str
     replay_endpoint: str = ""
 
+    def of_rank(self, dp_rank: int) -> "EventSource":
+        """That of one data parallel rank: vLLM and SGLang add the rank to the ports they were given."""
+        return EventSource(_shifted(self.endpoint, dp_rank), _shifted(self.replay_endpoint, dp_rank))
+
     @property
     def host(self) -> str:
         """Of a tcp endpoint; "" for others."""
         return urlsplit(self.endpoint.removeprefix("@")).hostname or ""
+
+
+def _shifted(endpoint: str, by: int) -> str:
+    head, colon, port = endpoint.rpartition(":")
+    return f"{head}{colon}{int(port) + by}" if port.isdigit() else endpoint
 
 
 def parse_event_source(text: str) -> EventSource:
@@ -36,9 +45,10 @@ def parse_event_source(text: str) -> EventSource:
     return EventSource(endpoint, replay)
 
 
-def parse_engine_source(text: str) -> tuple[str, EventSource]:
-    """ "URL=ENDPOINT[,REPLAY]" as (URL as it was written, source)."""
+def parse_engine_source(text: str) -> tuple[str, str]:
+    """ "URL=ENDPOINT[,REPLAY]" as (URL as it was written, the rest, checked)."""
     url, equals, rest = text.partition("=")
     if not equals or not url:
         raise ConfigError(f"--kv-events {text!r}: write URL=ENDPOINT[,REPLAY], the URL as in --worker-urls")
-    return url, parse_event_source(rest)
+    parse_event_source(rest)
+    return url, rest

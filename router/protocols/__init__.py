@@ -2,6 +2,7 @@
 
 from kvcore.errors import ConfigError
 from router.protocols.base import Exchange
+from router.protocols.mooncake import MooncakeExchange
 from router.protocols.nixl import NixlExchange
 from router.protocols.sglang import SglangExchange
 from router.protocols.suite import SuiteExchange
@@ -9,6 +10,7 @@ from router.protocols.suite import SuiteExchange
 PD_PROTOCOLS: dict[str, type[Exchange]] = {
     "suite": SuiteExchange,
     "nixl": NixlExchange,
+    "mooncake": MooncakeExchange,
     "sglang": SglangExchange,
 }
 

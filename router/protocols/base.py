@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from router import decisions
+from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.config import RouterConfig
 from router.core.decision import Choice, Decision, Rejection, RejectReason
@@ -20,6 +21,7 @@ from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
 from router.dashboard.watch import Watch
 from router.http.answer_meter import AnswerMeter, count_output_tokens
+from router.http.cached_tokens import CachedTokensFilter
 from router.http.leg import Leg, LegOwner, LegState
 from router.http.request import Request, upstream_head
 from router.http.response import Response, error_response, stream_error_event
@@ -41,6 +43,7 @@ class Services(Protocol):
     metrics: RouterMetrics
     ids: IdSource
     decisions: decisions.DecisionLog
+    bootstrap: BootstrapDirectory
     watch: Watch
 
 
@@ -49,6 +52,9 @@ class Exchange:
 
     `view` carries our own id of the request. Over, for whatever reason, exactly when `_settle` was called.
     """
+
+    # Whether the answer comes from an engine that takes what another has computed for a cache hit.
+    reports_prefill_cache = False
 
     def __init__(
         self, services: Services, client: ClientConnection, request: Request, view: RequestView
@@ -66,6 +72,8 @@ class Exchange:
         self._retry_after = b""
         self.is_over = False
         self.extra_lines = b""  # of the response head, ours
+        self.prefill_cached: int | None = None  # tokens, as a prefill engine said it
+        self._filter: CachedTokensFilter | None = None
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -139,11 +147,15 @@ class Exchange:
         book.ended(self.view.request_id, now)
         book.sent(self.view, decision, now)
 
-    def send(self, owner: LegOwner, state: InstanceState, body: bytes, now: float) -> Leg:
-        """A leg to the instance with the client's head and this body."""
+    def send(
+        self, owner: LegOwner, state: InstanceState, body: bytes, now: float, extra_lines: bytes = b""
+    ) -> Leg:
+        """A leg to the instance with the client's head, these lines after it, and this body."""
         instance = self.services.cluster.instances[state.instance_id]
         leg = Leg(owner, instance)
-        head = upstream_head(self.request, instance.pool.host_line, self._forwarded_id_line, len(body))
+        head = upstream_head(
+            self.request, instance.head_lines, self._forwarded_id_line + extra_lines, len(body)
+        )
         leg.start(head, body, now)
         return leg
 
@@ -170,6 +182,9 @@ class Exchange:
         client = self._client
         extra = self.extra_lines if leg.header(b"x-request-id") else self._id_line + self.extra_lines
         write: Callable[[bytes], object] = client.write
+        if self.reports_prefill_cache and leg.header(b"content-encoding") is None:
+            self._filter = CachedTokensFilter(write, lambda: self.prefill_cached)
+            write = self._filter.write
         if (leg.header(b"content-type") or b"").startswith(b"text/event-stream"):
             self._meter = AnswerMeter(write, self._first_token)
             write = self._meter.write
@@ -185,6 +200,8 @@ class Exchange:
 
     def leg_ended(self, leg: Leg) -> None:
         closes = self.request.is_http_1_0 or not leg.keep_alive
+        if self._filter is not None:
+            self._filter.flush()
         self.services.metrics.leg_over(self._instance, leg.status)
         output_tokens, meter, view = 0, self._meter, self.view
         if leg.status < 300 and (view.prompt_tokens or meter is not None):
@@ -249,6 +266,8 @@ class Exchange:
     def _break_off(self, leg: Leg, reason: str) -> None:
         """An answer that stops in the middle: an error event for a stream, never a false good end."""
         client = self._client
+        if self._filter is not None:
+            self._filter.flush()
         self._settle(502)
         streams = (leg.header(b"content-type") or b"").startswith(b"text/event-stream")
         chunked = leg.header(b"transfer-encoding") is not None and not self.request.is_http_1_0

@@ -4,6 +4,7 @@ Values are moved as the bytes they came in (msgspec.Raw), so unknown fields, num
 the engine as the client wrote them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -50,8 +51,8 @@ def prefill_fields(fields: Fields) -> Fields:
     return changed
 
 
-def with_transfer_params(fields: Fields, name: str, value: Any) -> Fields:
-    """Sets `kv_transfer_params[name]`, keeping what else the client put there."""
+def with_transfer_params(fields: Fields, values: Mapping[str, Any]) -> Fields:
+    """Sets these of `kv_transfer_params`, keeping what else the client put there."""
     given = fields.get("kv_transfer_params")
     params: Fields = {}
     if given is not None:
@@ -59,4 +60,4 @@ def with_transfer_params(fields: Fields, name: str, value: Any) -> Fields:
             params = _FIELDS.decode(given)
         except msgspec.DecodeError:
             params = {}  # null, or not an object: nothing an engine could use
-    return with_field(fields, "kv_transfer_params", {**params, name: value})
+    return with_field(fields, "kv_transfer_params", {**params, **values})

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from router.core.view import InstanceState, RequestView
-from router.http.leg import Leg, decode_body
+from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
 from router.protocols.base import Services
@@ -25,6 +25,7 @@ from router.protocols.bodies import (
     write_fields,
 )
 from router.protocols.prefill import Prefill, PrefillFailure
+from router.protocols.prefill_answer import read_prefill_answer
 from router.protocols.prefilled import PrefilledExchange
 
 _PREFILL_PARAMS: dict[str, Any] = {
@@ -35,22 +36,6 @@ _PREFILL_PARAMS: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-
-
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens_details: _Details | None = None
-
-
-class _PrefillAnswer(msgspec.Struct, frozen=True):
-    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
-    usage: _Usage | None = None
-
-
-_ANSWER = msgspec.json.Decoder(_PrefillAnswer)
 
 
 class NixlExchange(PrefilledExchange):
@@ -64,10 +49,8 @@ class NixlExchange(PrefilledExchange):
         if prefill is None:
             self.send_answer(decode, now)
             return
-        fields = prefill_fields(self._fields)
-        for name, value in _PREFILL_PARAMS.items():
-            fields = with_transfer_params(fields, name, value)
-        self._prefill = Prefill(self, self, write_fields(fields))
+        body = write_fields(with_transfer_params(prefill_fields(self._fields), _PREFILL_PARAMS))
+        self._prefill = Prefill(self, self, body)
         self._prefill.start(prefill, now)
 
     def answer_body(self) -> bytes:
@@ -80,15 +63,15 @@ class NixlExchange(PrefilledExchange):
     def prefilled(self, leg: Leg) -> None:
         services, now = self.services, self.now()
         services.cluster.book.first_token(self.view.request_id, now)
-        answer = _read_answer(leg)
-        if answer is None or bytes(answer.kv_transfer_params) == b"null":
-            services.metrics.decode_only += 1
-        else:
+        answer = read_prefill_answer(leg)
+        if answer.has_params:
             self._params = answer.kv_transfer_params
-        if answer is not None and answer.usage is not None and answer.usage.prompt_tokens_details is not None:
-            # The decode engine calls the whole prompt cached (vllm-project/router#193).
-            cached = answer.usage.prompt_tokens_details.cached_tokens or 0
-            self.extra_lines += b"x-mooncake-prefill-cached-tokens: %d\r\n" % cached
+        else:
+            services.metrics.decode_only += 1
+        if answer.cached_tokens is not None:
+            self.extra_lines += b"x-mooncake-prefill-cached-tokens: %d\r\n" % answer.cached_tokens
+            if answer.has_params:
+                self.prefill_cached = answer.cached_tokens
         self._decode(now)
 
     def prefill_failed(self, failure: PrefillFailure, leg: Leg) -> None:
@@ -128,12 +111,3 @@ class NixlExchange(PrefilledExchange):
             self.give_up(504, f"the prefill took longer than {self.timeout_text}")
             return
         super().sweep(now)
-
-
-def _read_answer(leg: Leg) -> _PrefillAnswer | None:
-    if leg.truncated:
-        return None
-    try:
-        return _ANSWER.decode(decode_body(leg.held_response()))
-    except msgspec.DecodeError:
-        return None

@@ -4,6 +4,8 @@ An engine whose partner never comes waits for minutes (sgl-project/sglang#9726: 
 pair, with names of its own, and nothing is ever sent to one side alone.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 from router.core.decision import Decision, Rejection, RejectReason
@@ -14,6 +16,14 @@ from router.http.server import ClientConnection
 from router.instance import Instance
 from router.protocols.base import Exchange, Services
 from router.protocols.bodies import Fields, read_fields
+
+
+class PairBodies(NamedTuple):
+    """`prefill_lines`: header lines for the prefill leg alone."""
+
+    prefill: bytes
+    decode: bytes
+    prefill_lines: bytes = b""
 
 
 class PairExchange(Exchange):
@@ -27,9 +37,21 @@ class PairExchange(Exchange):
         self._decode_body = b""
         self._prefill: _PrefillLeg | None = None
 
-    def bodies(self, prefill: Instance) -> tuple[bytes, bytes]:
-        """(prefill's, decode's) for one try with this prefill instance; never the same names twice."""
+    def bodies(self, prefill: Instance) -> "PairBodies":
+        """Of one try with this prefill instance; never the same names twice."""
         raise AssertionError("a protocol has bodies")
+
+    def without_prefill(self, decision: Decision) -> Decision:
+        """There is no prefill instance left. A protocol whose decode engines can prefill returns the decision
+        as it is: the request then goes to the decode instance alone."""
+        detail = "no prefill engine is available, and decode engines cannot prefill here"
+        return Decision(reject=Rejection(RejectReason.NO_INSTANCE, detail=detail))
+
+    def prefill_failed(self, prefill: Instance) -> None:
+        """A leg on it was lost or refused; the exchange goes on as it always does."""
+
+    def prefilled(self, leg: Leg) -> None:
+        """`leg` holds the prefill engine's complete answer. The decode engine has or gets the KV."""
 
     def start(self) -> None:
         try:
@@ -38,24 +60,28 @@ class PairExchange(Exchange):
             self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
             return
         now = self.now()
-        decision = self._schedule_pair(now)
+        decision = self.schedule_pair(now)
         if self.accept(decision, now):
             self._send_pair(decision, now)
 
-    def _schedule_pair(self, now: float) -> Decision:
+    def schedule_pair(self, now: float) -> Decision:
         services = self.services
         decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
         if decision.reject is None and decision.prefill is None:
-            detail = "no prefill engine is available, and decode engines cannot prefill here"
-            return Decision(reject=Rejection(RejectReason.NO_INSTANCE, detail=detail))
+            return self.without_prefill(decision)
         return decision
 
     def _send_pair(self, decision: Decision, now: float) -> None:
-        assert decision.prefill is not None and decision.decode is not None
-        instance = self.services.cluster.instances[decision.prefill.instance_id]
-        prefill_body, self._decode_body = self.bodies(instance)
-        self._prefill = prefill = _PrefillLeg(self, instance)
-        prefill.leg = self.send(prefill, decision.prefill, prefill_body, now)
+        assert decision.decode is not None
+        if decision.prefill is None:
+            self.services.metrics.decode_only += 1
+            self._decode_body = self.request.body
+        else:
+            instance = self.services.cluster.instances[decision.prefill.instance_id]
+            bodies = self.bodies(instance)
+            self._decode_body = bodies.decode
+            self._prefill = prefill = _PrefillLeg(self, instance)
+            prefill.leg = self.send(prefill, decision.prefill, bodies.prefill, now, bodies.prefill_lines)
         self.send_answer(decision.decode, now)
 
     def answer_body(self) -> bytes:
@@ -71,7 +97,7 @@ class PairExchange(Exchange):
         return True
 
     def _send_another_pair(self, leg_name: str, reason: str, now: float) -> bool:
-        decision = self._schedule_pair(now)
+        decision = self.schedule_pair(now)
         if decision.reject is not None or not self.may_retry(now):
             return False
         self.services.metrics.retries[leg_name, reason] += 1
@@ -86,13 +112,15 @@ class PairExchange(Exchange):
             prefill.cancel()
 
     def prefill_over(self, prefill: "_PrefillLeg", leg: Leg, reason: str) -> None:
-        """It ended in whatever way. A good end is nothing to do: the decode engine has or gets the KV."""
+        """It ended in whatever way."""
         now = self.now()
         status = leg.status
         if not leg.failure and status < 300:
             prefill.instance.breaker.succeeded()
             self.services.cluster.book.first_token(self.view.request_id, now)
+            self.prefilled(leg)
             return
+        self.prefill_failed(prefill.instance)
         is_bad_request = not leg.failure and 400 <= status < 500 and status != 429
         if not is_bad_request:
             if status != 429:

@@ -15,6 +15,8 @@ from router.protocols.prefill import Prefill
 class PrefilledExchange(Exchange):
     """A protocol says in `dispatch` what is sent, and when."""
 
+    reports_prefill_cache = True
+
     def __init__(
         self, services: Services, client: ClientConnection, request: Request, view: RequestView
     ) -> None:

@@ -21,6 +21,7 @@ from router.http.server import ClientConnection
 from router.protocols.base import Services
 from router.protocols.bodies import Fields, prefill_fields, with_transfer_params, write_fields
 from router.protocols.prefill import Prefill, PrefillFailure
+from router.protocols.prefill_answer import read_prefill_answer
 from router.protocols.prefilled import PrefilledExchange
 
 PARAMS = "mooncake_pd"
@@ -59,13 +60,14 @@ class SuiteExchange(PrefilledExchange):
 
     def _body_for(self, role: str, fields: Fields) -> bytes:
         params = TransferParams(role, self._transfer_id, self.services.config.pd_wait_ms)
-        return write_fields(with_transfer_params(fields, PARAMS, params))
+        return write_fields(with_transfer_params(fields, {PARAMS: params}))
 
     # PrefillListener
 
     def prefilled(self, leg: Leg) -> None:
         services, now = self.services, self.now()
         services.cluster.book.first_token(self.view.request_id, now)
+        self.prefill_cached = read_prefill_answer(leg).cached_tokens
         if self.has_answer or self._decode_state is None:
             return
         view = services.cluster.view(now)

@@ -296,13 +296,21 @@ class Setup:
 
 @asynccontextmanager
 async def running(
-    *, mixed: int = 0, prefill: int = 0, decode: int = 0, **config: Any
+    *,
+    mixed: int = 0,
+    prefill: int = 0,
+    decode: int = 0,
+    bootstrap_ports: tuple[int, ...] = (),
+    **config: Any,
 ) -> AsyncIterator[Setup]:
     """Engines m0, m1, ... or p0, ..., d0, ... and a router in front. At the end every counter must be back at
     zero and everything closed."""
     groups = {"m": mixed, "p": prefill, "d": decode}
     engines = {f"{k}{i}": await MockEngine(f"{k}{i}").start() for k, n in groups.items() for i in range(n)}
     urls = {k: [engines[f"{k}{i}"].url for i in range(n)] for k, n in groups.items()}
+    urls["p"][: len(bootstrap_ports)] = [
+        f"{url} {port}" for url, port in zip(urls["p"], bootstrap_ports, strict=False)
+    ]
     settings = msgspec.convert(
         {"port": 0, "worker_urls": urls["m"], "prefill": urls["p"], "decode": urls["d"], **config},
         RouterConfig,

@@ -48,7 +48,7 @@ def test_optional_fields_are_not_invented() -> None:
 )
 def test_transfer_params_join_those_of_the_client(given_params: object, kept: dict[str, object]) -> None:
     body = {} if given_params == "missing" else {"kv_transfer_params": given_params}
-    fields = with_transfer_params(read_fields(json.dumps(body).encode()), "name", {"role": "decode"})
+    fields = with_transfer_params(read_fields(json.dumps(body).encode()), {"name": {"role": "decode"}})
     assert json.loads(write_fields(fields))["kv_transfer_params"] == {**kept, "name": {"role": "decode"}}
 
 

@@ -101,6 +101,13 @@ def test_the_example_file_is_complete_and_says_the_defaults() -> None:
         (["--worker-urls", "http://a:1", "--policy", "best"], "least_loaded"),
         (["--prefill", "http://p:1", "--decode", "http://d:1", "--pd-protocol", "x"], "suite"),
         (["--worker-urls", "http://a:1", "--port", "70000"], "port"),
+        (["--prefill", "http://p:1", "http", "--decode", "http://d:1"], "no bootstrap port"),
+        (["--prefill", "http://p:1", "1", "2", "--decode", "http://d:1"], "no bootstrap port"),
+        (["--worker-urls", "http://a:1", "--discovery.source", "file"], "needs --discovery.file"),
+        (["--discovery.source", "redis", "--worker-urls", "http://a:1"], "drop --worker-urls"),
+        (["--discovery.source", "redis", "--discovery.redis-url", "x"], "redis://"),
+        (["--service-discovery"], "kubernetes-service"),
+        (["--discovery.source", "dns"], "discovery"),
         (["--worker-urls", "http://a:1", "--request-timeout-secs", "soon"], "--request-timeout-secs"),
         (["--config", "/does/not/exist.toml"], "cannot be read"),
     ],
@@ -158,11 +165,12 @@ def test_event_sources() -> None:
             "ipc:///run/store",
         ]
     )
-    assert config.event_sources() == {
+    events = {spec.url: spec.events for spec in config.instance_specs()}
+    assert events == {
         "http://a:1": EventSource("tcp://a:5557", "tcp://a:5558"),
         "http://b:2": EventSource("@tcp://[::1]:5559"),
     }
-    assert config.event_sources()["http://b:2"].host == "::1"
+    assert EventSource("@tcp://[::1]:5559").host == "::1"
     assert config.store_sources() == [EventSource("ipc:///run/store")]
     assert config.store_sources()[0].host == ""
 
@@ -180,3 +188,26 @@ def test_event_sources() -> None:
 def test_mistakes_in_event_sources(value: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--worker-urls", "a:1", "--kv-events", value]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_prefill_engines_have_bootstrap_ports_as_in_the_family() -> None:
+    flags = "--prefill http://p:1 9001 --prefill http://q:1 none --prefill r:1 --decode http://d:1"
+    config, _ = read_config([*flags.split(), "--intra-node-data-parallel-size", "2"])
+    ports = {spec.url: spec.bootstrap_port for spec in config.instance_specs()}
+    assert ports == {
+        **{f"http://p:1@{rank}": 9001 for rank in range(2)},
+        **{f"http://{host}:1@{rank}": 0 for host in "qrd" for rank in range(2)},
+    }
+
+
+def test_flags_of_the_family_that_set_nothing_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    flags = """
+        --worker-urls http://a:1 --cache-threshold 0.5 --balance-abs-threshold 64 --max-tree-size 1000
+        --prometheus-port 29000 --request-id-headers x-a x-b --worker-startup-timeout-secs 600
+        --retry-initial-backoff-ms 50 --log-dir /var/log --vllm-pd-disaggregation --kv-connector nixl
+    """
+    config, _ = read_config(flags.split())
+    assert config.pd_protocol == "nixl"
+    said = {record.args[0] for record in caplog.records if isinstance(record.args, tuple)}
+    assert {"--cache-threshold", "--prometheus-port", "--request-id-headers"} <= said
+    assert "--kv-connector" not in said and len(said) == 9

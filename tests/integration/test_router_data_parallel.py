@@ -1,0 +1,70 @@
+"""Ranks of data parallel engines as instances of their own."""
+
+from tests.integration.router_harness import async_test, running, until
+
+COMPLETIONS = "/v1/completions"
+PROMPT = {"model": "m", "prompt": "Once upon a time"}
+RANK = "x-data-parallel-rank"
+
+
+@async_test
+async def test_ranks_take_turns_and_engines_are_told_which() -> None:
+    async with running(mixed=1, data_parallel_size=3) as setup:
+        assert len(setup.router.cluster.instances) == 3
+        for _ in range(6):
+            assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
+        seen = setup.engines["m0"].seen
+        assert sorted(one.headers[RANK] for one in seen) == ["0", "0", "1", "1", "2", "2"]
+        assert all(one.headers["x-override-routed-dp-rank"] == one.headers[RANK] for one in seen)
+        listed = (await setup.ask("/ready")).json["instances"]
+        assert set(listed) == {f"{setup.engines['m0'].url}@{rank}" for rank in range(3)}
+
+
+@async_test
+async def test_a_client_that_names_a_rank_gets_it() -> None:
+    async with running(mixed=2, data_parallel_size=2) as setup:
+        for _ in range(4):
+            assert (await setup.ask(COMPLETIONS, PROMPT, f"{RANK}: 1\r\n")).status == 200
+        for engine in setup.engines.values():
+            assert [one.headers[RANK] for one in engine.seen] == ["1", "1"]
+        wrong = await setup.ask(COMPLETIONS, PROMPT, f"{RANK}: 2\r\n")
+        assert wrong.status == 400 and "none of the 2 ranks" in wrong.json["error"]["message"]
+
+
+@async_test
+async def test_without_ranks_to_choose_from_a_clients_header_passes() -> None:
+    async with running(mixed=1) as setup:
+        await setup.ask(COMPLETIONS, PROMPT, f"{RANK}: 5\r\n")
+        await setup.ask(COMPLETIONS, PROMPT)
+        first, second = setup.engines["m0"].seen
+        assert first.headers[RANK] == "5" and RANK not in second.headers
+
+
+@async_test
+async def test_the_room_of_sglang_reaches_the_prefill_rank() -> None:
+    async with running(prefill=1, decode=1, data_parallel_size=4, pd_protocol="sglang") as setup:
+        for _ in range(4):
+            await setup.ask(COMPLETIONS, PROMPT)
+        ranks = [int(one.headers[RANK]) for one in setup.engines["p0"].seen]
+        rooms = [one.body["bootstrap_room"] for one in setup.engines["p0"].seen]
+        assert sorted(ranks) == [0, 1, 2, 3] and [room % 4 for room in rooms] == ranks
+
+
+@async_test
+async def test_each_rank_has_its_own_load() -> None:
+    text = "".join(
+        f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {load}\n'
+        f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 0\n'
+        for rank, load in enumerate((9, 0))
+    )
+    async with running(
+        mixed=1, data_parallel_size=2, policy="least_loaded", load={"interval_ms": 10}
+    ) as setup:
+        setup.engines["m0"].metrics = text.encode()
+
+        def loads() -> list[int]:
+            return [state.load for state in setup.router.cluster.book.view(0.0).mixed]
+
+        await until(lambda: loads() == [9, 0])
+        await setup.ask(COMPLETIONS, PROMPT)
+        assert setup.engines["m0"].seen[0].headers[RANK] == "1"
