@@ -40,6 +40,7 @@ class VllmEngine(Engine):
             "was everything saved by then? allow more with --settle-s",
             "is the store full, or is a block a large part of the prompt? try --prompt-tokens 4000",
         ],
+        "own_cache": ["is --second-url really an engine that has not seen the prompt?", "try again"],
         "hit_unknown": ["start vLLM with --enable-prompt-tokens-details, or without --disable-log-stats"],
         "wrong_tokens": ["stop using the store with this model, and report this with the JSON of --json"],
         "logprobs_differ": [
@@ -65,7 +66,7 @@ class VllmEngine(Engine):
         return f"vLLM {version}, {self.model()}, at {self.http.base_url}"
 
     def ask_greedy(self, prompt: str, max_tokens: int) -> Answer:
-        hits_before = self._counted_hits()
+        before = self._counted_hits()
         answer = self.http.ask_json(
             "POST",
             "/v1/completions",
@@ -83,14 +84,21 @@ class VllmEngine(Engine):
         details = _part(answer, "usage").get("prompt_tokens_details") or {}
         prompt_tokens = int(_part(answer, "usage", "prompt_tokens"))
         cached = details.get("cached_tokens")
-        if cached is None and hits_before is not None:
-            # Counts everybody's requests; on a server that has others it says too much.
-            cached = min(prompt_tokens, int((self._counted_hits() or 0) - hits_before))
+        store = cached
+        after = self._counted_hits()
+        if before and after:
+            # These count everybody's requests: on a server that has others too much, never too little.
+            own, store = (
+                min(prompt_tokens, int(now - then)) for now, then in zip(after, before, strict=True)
+            )
+            cached = min(prompt_tokens, own + store) if cached is None else cached
+            store = min(store, cached)
         return Answer(
             tokens=choice.get("token_ids") or _part(choice, "logprobs", "tokens"),
             logprobs=_part(choice, "logprobs", "token_logprobs"),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached,
+            store_tokens=store,
             seconds=0.0,
         )
 
@@ -104,12 +112,15 @@ class VllmEngine(Engine):
         # Before 0.30 the answer has no body, and the reset its own retries.
         return status == 200 and "false" not in body.lower()
 
-    def _counted_hits(self) -> float | None:
-        """Tokens from vLLM's cache and from connectors, since it started; None without statistics."""
+    def _counted_hits(self) -> tuple[float, float] | None:
+        """Tokens from vLLM's cache, and from connectors, since it started; None without statistics."""
         status, text = self.http.ask("GET", "/metrics")
-        names = (_HITS.format(""), _HITS.format("external_"))
-        values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(names)]
-        return sum(map(float, values)) if status == 200 and values else None
+        samples = [line.rpartition(" ") for line in text.splitlines() if status == 200]
+        own, external = (
+            [float(value) for name, _, value in samples if name.startswith(_HITS.format(which))]
+            for which in ("", "external_")
+        )
+        return (sum(own), sum(external)) if own and external else None
 
 
 def _part(answer: Any, *path: str | int) -> Any:

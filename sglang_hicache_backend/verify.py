@@ -40,6 +40,7 @@ class SglangEngine(Engine):
             "try wait_complete or timeout",
             "was everything saved by then? allow more with --settle-s; or is the store full?",
         ],
+        "own_cache": ["is --second-url really an engine that has not seen the prompt?", "try again"],
         "wrong_tokens": ["stop using the store with this model, and report this with the JSON of --json"],
         "logprobs_differ": [
             "if the engine is that noisy by itself, raise --logprob-tolerance; otherwise report it"
@@ -88,11 +89,15 @@ class SglangEngine(Engine):
         try:
             meta = answer["meta_info"]
             chosen = meta["output_token_logprobs"]
+            cached = int(meta["cached_tokens"])
+            # Only with --enable-cache-report; without, the flush that succeeded has to be believed.
+            own = int((meta.get("cached_tokens_details") or {}).get("device", 0))
             return Answer(
                 tokens=[int(entry[1]) for entry in chosen],
                 logprobs=[float(entry[0]) for entry in chosen],
                 prompt_tokens=int(meta["prompt_tokens"]),
-                cached_tokens=int(meta["cached_tokens"]),
+                cached_tokens=cached,
+                store_tokens=max(0, cached - own),
                 seconds=0.0,
             )
         except (KeyError, IndexError, TypeError) as error:

@@ -27,7 +27,7 @@ def print_report(report: Report) -> None:
 
     console = Console(highlight=False)
     table = Table(title=report.engine, title_justify="left", box=None, pad_edge=False)
-    for heading in ("request", "prompt tokens", "not computed", "seconds", "tokens"):
+    for heading in ("request", "prompt tokens", "own cache", "store", "seconds", "tokens"):
         table.add_column(heading, justify="left" if heading in ("request", "tokens") else "right")
     where = (
         f"from the store, by {report.second_engine}"
@@ -43,8 +43,11 @@ def print_report(report: Report) -> None:
         same = (
             "-" if answer is report.cold else "identical" if answer.tokens == report.cold.tokens else "differ"
         )
-        cached = "not said" if answer.cached_tokens is None else str(answer.cached_tokens)
-        table.add_row(name, str(answer.prompt_tokens), cached, f"{answer.seconds:.3f}", same)
+        own: int | str = "not said"
+        if answer.cached_tokens is not None and answer.store_tokens is not None:
+            own = answer.cached_tokens - answer.store_tokens
+        store = "not said" if answer.store_tokens is None else answer.store_tokens
+        table.add_row(name, str(answer.prompt_tokens), str(own), str(store), f"{answer.seconds:.3f}", same)
     console.print(table)
     verdict = report.verdict
     console.print(

@@ -95,7 +95,7 @@ def _after_flush(
         say("caches flushed; the same from the store" + (f" (try {attempt})" if attempt > 1 else ""))
         restored = engine.answer(prompt, settings.max_tokens)
         wanted = settings.limits.min_hit_percent / 100 * restored.prompt_tokens
-        if restored.cached_tokens is None or restored.cached_tokens >= wanted:
+        if restored.store_tokens is None or restored.store_tokens >= wanted:
             break
     return restored, attempt
 

@@ -14,12 +14,14 @@ Outcome = Literal["passed", "failed", "undecided"]
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens`: ids, or strings where the engine gives no ids; `logprobs`: of each. `cached_tokens`: how many
-    of the prompt's tokens were not computed, None when the engine does not say."""
+    of the prompt's tokens were not computed; `store_tokens`: how many of those did not come from the engine's
+    own cache. None when the engine does not say."""
 
-    tokens: list[int] | list[str]
+    tokens: list[int | str]
     logprobs: list[float]
     prompt_tokens: int
     cached_tokens: int | None
+    store_tokens: int | None
     seconds: float
 
 
@@ -48,9 +50,9 @@ def judge(cold: Answer, warm: Answer, restored: Answer, limits: Limits) -> Verdi
     found = [difference for difference in differences if difference is not None]
     difference = min(found) if found else None
     noise = _difference(cold, warm)
-    hit = restored.cached_tokens
+    hit = restored.store_tokens
     hit_percent = None if hit is None else 100.0 * hit / max(1, restored.prompt_tokens)
-    outcome, code, sentence = _decide(hit, hit_percent, restored.prompt_tokens, difference, noise, limits)
+    outcome, code, sentence = _decide(restored, hit_percent, difference, noise, limits)
     return Verdict(
         outcome=outcome,
         code=code,
@@ -63,15 +65,21 @@ def judge(cold: Answer, warm: Answer, restored: Answer, limits: Limits) -> Verdi
 
 
 def _decide(
-    hit: int | None,
+    restored: Answer,
     hit_percent: float | None,
-    prompt_tokens: int,
     difference: float | None,
     noise: float | None,
     limits: Limits,
 ) -> tuple[Outcome, str, str]:
+    hit, prompt_tokens = restored.store_tokens, restored.prompt_tokens
     if hit is None or hit_percent is None:
         return "undecided", "hit_unknown", "The engine does not say how many tokens it took from a cache."
+    if hit == 0 and restored.cached_tokens:
+        return (
+            "undecided",
+            "own_cache",
+            f"{restored.cached_tokens} tokens came from the engine's own cache, which should have been empty.",
+        )
     if hit == 0:
         return "failed", "no_hit", f"Nothing of the {prompt_tokens}-token prompt came from the store."
     came = f"{hit} of {prompt_tokens} prompt tokens came from the store"

@@ -22,7 +22,8 @@ class FakeVllm:
         self.restored_tokens: list[int] | None = None
         self.num_answers = 0
         self.is_flushed = True
-        self.external_hits = 0.0
+        self.own_hits = self.external_hits = 0.0
+        self.flushes = True
         canned.routes = {
             ("GET", "/v1/models"): lambda body: (200, {"data": [{"id": "tiny"}]}),
             ("GET", "/version"): lambda body: (200, {"version": "0.32.0"}),
@@ -36,11 +37,11 @@ class FakeVllm:
         return (
             "# HELP vllm:external_prefix_cache_hits_total tokens\n"
             f'vllm:external_prefix_cache_hits_total{{engine="0"}} {self.external_hits}\n'
-            'vllm:prefix_cache_hits_total{engine="0"} 7.0\n'
+            f'vllm:prefix_cache_hits_total{{engine="0"}} {self.own_hits}\n'
         )
 
     def reset(self) -> dict[str, bool]:
-        self.is_flushed = True
+        self.is_flushed = self.flushes
         return {"success": True}
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,10 @@ class FakeVllm:
         cached = 0 if self.num_answers == 1 else self.store_tokens if self.is_flushed else 992
         restored = self.is_flushed and self.num_answers > 1
         self.is_flushed = False
-        self.external_hits += cached
+        if restored:
+            self.external_hits += cached
+        else:
+            self.own_hits += cached
         tokens = list(range(body["max_tokens"]))
         if restored and self.restored_tokens is not None:
             tokens = self.restored_tokens
@@ -100,6 +104,14 @@ def test_fails_when_nothing_or_something_wrong_comes(
     fake.store_tokens, fake.restored_tokens, fake.num_answers = 992, [9] * 16, 0
     assert main([fake.canned.url, *FAST]) == 1
     assert verdict(capsys)["code"] == "wrong_tokens"
+
+
+def test_a_flush_that_did_nothing_is_no_hit_of_the_store(
+    fake: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.flushes = False
+    assert main([fake.canned.url, *FAST]) == 2
+    assert verdict(capsys)["code"] == "own_cache"
 
 
 def test_a_server_without_dev_mode_is_explained(fake: FakeVllm, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ class FakeSglang:
         self.flush_statuses: list[int] = []
         self.cached = [0, 992, 992]
         self.logprobs = [-1.0, -1.0, -1.0]
+        self.details: dict[str, int] | None = None
         canned.routes = {
             ("GET", "/server_info"): lambda body: (200, self.info),
             ("POST", "/tokenize"): lambda body: (200, {"count": len(body["prompt"].split())}),
@@ -37,7 +38,7 @@ class FakeSglang:
         num_tokens, logprob = body["sampling_params"]["max_new_tokens"], self.logprobs.pop(0)
         chosen = [[logprob, token, None] for token in range(num_tokens)]
         meta = {"prompt_tokens": 1000, "cached_tokens": self.cached.pop(0), "output_token_logprobs": chosen}
-        return {"text": "", "meta_info": meta}
+        return {"text": "", "meta_info": {**meta, "cached_tokens_details": self.details}}
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def code(capsys: pytest.CaptureFixture[str]) -> str:
 def test_passes(fake: FakeSglang, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([fake.canned.url, *FAST]) == 0
     assert code(capsys) == "passed"
+
+
+def test_what_the_device_had_is_no_hit_of_the_store(
+    fake: FakeSglang, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.details = {"device": 992, "host": 0, "storage": 0}
+    fake.cached, fake.logprobs = [0, 992, 992, 992, 992], [-1.0] * 5
+    assert main([fake.canned.url, *FAST]) == 2
+    assert code(capsys) == "own_cache"
 
 
 def test_a_busy_server_is_flushed_later(fake: FakeSglang, capsys: pytest.CaptureFixture[str]) -> None:

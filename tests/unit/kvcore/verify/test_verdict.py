@@ -6,8 +6,15 @@ import pytest
 from kvcore.verify.verdict import Answer, Limits, judge
 
 LIMITS = Limits(min_hit_percent=80.0, logprob_tolerance=0.02)
-COLD = Answer(tokens=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], prompt_tokens=1000, cached_tokens=0, seconds=1.0)
-RESTORED = msgspec.structs.replace(COLD, cached_tokens=992)
+COLD = Answer(
+    tokens=[1, 2, 3],
+    logprobs=[-1.0, -2.0, -3.0],
+    prompt_tokens=1000,
+    cached_tokens=0,
+    store_tokens=0,
+    seconds=1.0,
+)
+RESTORED = msgspec.structs.replace(COLD, cached_tokens=992, store_tokens=992)
 OTHER = [1, 2, 4]
 
 
@@ -24,15 +31,16 @@ def test_what_came_is_what_was_saved() -> None:
 @pytest.mark.parametrize(
     ("restored", "outcome", "code"),
     [
-        (changed(RESTORED, cached_tokens=None), "undecided", "hit_unknown"),
-        (changed(RESTORED, cached_tokens=0), "failed", "no_hit"),
-        (changed(RESTORED, cached_tokens=0, tokens=OTHER), "failed", "no_hit"),
+        (changed(RESTORED, store_tokens=None), "undecided", "hit_unknown"),
+        (changed(COLD), "failed", "no_hit"),
+        (changed(COLD, tokens=OTHER), "failed", "no_hit"),
+        (changed(RESTORED, store_tokens=0), "undecided", "own_cache"),
         (changed(RESTORED, tokens=OTHER), "failed", "wrong_tokens"),
-        (changed(RESTORED, tokens=OTHER, cached_tokens=16), "failed", "wrong_tokens"),
+        (changed(RESTORED, tokens=OTHER, store_tokens=16), "failed", "wrong_tokens"),
         (changed(RESTORED, logprobs=[-1.0, -2.0, -3.1]), "failed", "logprobs_differ"),
         (changed(RESTORED, logprobs=[-1.0, -2.0, -3.01]), "passed", "passed"),
-        (changed(RESTORED, cached_tokens=799), "failed", "partial_hit"),
-        (changed(RESTORED, cached_tokens=800), "passed", "passed"),
+        (changed(RESTORED, store_tokens=799), "failed", "partial_hit"),
+        (changed(RESTORED, store_tokens=800), "passed", "passed"),
     ],
 )
 def test_verdicts_of_an_engine_that_repeats_itself(restored: Answer, outcome: str, code: str) -> None:
@@ -57,6 +65,6 @@ def test_noise_of_the_engine_widens_the_tolerance_but_only_by_itself() -> None:
 
 
 def test_what_came_is_judged_before_how_much_of_it() -> None:
-    assert judge(COLD, COLD, changed(RESTORED, cached_tokens=16, logprobs=[0.0, 0.0, 0.0]), LIMITS).code == (
+    assert judge(COLD, COLD, changed(RESTORED, store_tokens=16, logprobs=[0.0, 0.0, 0.0]), LIMITS).code == (
         "logprobs_differ"
     )

@@ -10,11 +10,11 @@ from kvcore.verify.verdict import Answer
 
 
 class ScriptedEngine(Engine):
-    """`hits`: cached tokens of each answer in turn. `events` is what was asked of it."""
+    """`hits`: tokens from the store, of each answer in turn. `events` is what was asked of it."""
 
     def __init__(self, hits: list[int], flushes: list[bool] | None = None, tokens_a_word: int = 2) -> None:
         super().__init__(HttpJson("http://127.0.0.1:1", "", 1.0))
-        self.hints = {"no_hit": ["look at the store"]}  # type: ignore[misc]
+        self.hints = {"own_cache": ["look at the flush"]}  # type: ignore[misc]
         self.hits, self.flushes = list(hits), list(flushes or [])
         self.events: list[str] = []
         self.prompts: set[str] = set()
@@ -37,7 +37,8 @@ class ScriptedEngine(Engine):
             tokens=tokens,
             logprobs=[-0.5] * max_tokens,
             prompt_tokens=1000,
-            cached_tokens=self.hits.pop(0),
+            cached_tokens=992,
+            store_tokens=self.hits.pop(0),
             seconds=0.0,
         )
 
@@ -69,7 +70,7 @@ def test_a_miss_is_asked_again_with_more_time_to_save() -> None:
 def test_misses_come_to_an_end_and_say_what_to_look_at() -> None:
     engine = ScriptedEngine([0, 992, 0, 0, 0])
     report = verify(engine, None, Settings(), "salt", lambda seconds: None, lambda line: None)
-    assert (report.verdict.code, report.tries, report.hints) == ("no_hit", 3, ["look at the store"])
+    assert (report.verdict.code, report.tries, report.hints) == ("own_cache", 3, ["look at the flush"])
 
 
 def test_a_second_engine_is_asked_once_and_nobody_flushed() -> None:
