@@ -78,7 +78,7 @@ def _decide(
         return (
             "undecided",
             "own_cache",
-            f"{restored.cached_tokens} tokens came from the engine's own cache, which should have been empty.",
+            f"{restored.cached_tokens} tokens came from the engine's own cache; it should have been empty.",
         )
     if hit == 0:
         return "failed", "no_hit", f"Nothing of the {prompt_tokens}-token prompt came from the store."
