@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from kvcore.errors import ConfigError
 from router.bootstrap import BootstrapDirectory
@@ -16,7 +17,7 @@ from router.core.scheduler import Scheduler
 from router.core.view import Role
 from router.dashboard.watch import Watch
 from router.decisions import DecisionLog
-from router.discovery import Discovery
+from router.discovery import Discovery, StaticDiscovery
 from router.endpoints import key_is_known, route
 from router.health import HealthMonitor
 from router.http.request import Request
@@ -27,6 +28,7 @@ from router.load import LoadMonitor
 from router.metrics import RouterMetrics
 from router.prompts.reader import PromptReader
 from router.protocols import pd_protocol
+from router.reload import changes, check_change
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +39,18 @@ class Router:
     """`start`, then serve until `stop`. One event loop, one thread; more processes may share a port's work
     behind any TCP balancer, each with its own view."""
 
-    def __init__(self, config: RouterConfig, discovery: Discovery, record: Write | None = None) -> None:
-        """`record` gets a line for everything the core is told and decides."""
+    def __init__(
+        self,
+        config: RouterConfig,
+        discovery: Discovery,
+        record: Write | None = None,
+        reread: Callable[[], RouterConfig] | None = None,
+    ) -> None:
+        """`record` gets a line for everything the core is told and decides. `reread` gives the configuration
+        as it is written now, for `reload`."""
         self.config = config
+        self._records = record is not None
+        self._reread = reread
         self.limits = config.http
         self.draining = False
         self._connections: set[ClientConnection] = set()
@@ -54,16 +65,20 @@ class Router:
             limits = config.index
             sizes = limits.block_size_tokens, limits.max_size_bytes, limits.predicted_ttl_ms / 1e3
             self.index = PrefixIndex(*sizes) if record is None else RecordingIndex(*sizes, write=record)
-        policies = (config.prefill_policy or config.policy, config.decode_policy or config.policy)
-        chosen = [make_policy(name, config.scheduling) for name in policies]
         if record is None:
             book: ClusterBook = ClusterBook(config.scheduling, self.index)
-            self.scheduler: Scheduler = Scheduler(chosen[0], chosen[1], config.scheduling)
+            self.scheduler: Scheduler = _scheduler(config)
         else:
             block_size = config.index.block_size_tokens if self.index is not None else 0
-            record(Header(config.scheduling, *policies, block_size))
+            prefill, decode = config.policies
+            record(Header(config.scheduling, prefill, decode, block_size))
             book = RecordingBook(config.scheduling, self.index, record)
-            self.scheduler = RecordingScheduler(chosen[0], chosen[1], config.scheduling, record)
+            self.scheduler = RecordingScheduler(
+                make_policy(prefill, config.scheduling),
+                make_policy(decode, config.scheduling),
+                config.scheduling,
+                record,
+            )
         self.cluster = Cluster(
             book,
             breaker=config.breaker,
@@ -72,7 +87,7 @@ class Router:
         )
         self.watch = Watch(self.cluster, self.metrics, self.index)
         self.generation = pd_protocol(config.pd_protocol)
-        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._keys = _keys(config)
         self._discovery = discovery
         self.events: EventReader | None = None
         self.prompts: PromptReader | None = None
@@ -157,8 +172,7 @@ class Router:
     def _follow_cluster(self) -> None:
         """After each change of the cluster or the configuration. ConfigError for an address of KV events."""
         self._health.watch()
-        if self.config.asks_loads:
-            self._loads.watch()
+        self._loads.watch(wanted=self.config.asks_loads)
         # Only this protocol has servers that can be asked.
         asked = self.config.pd_protocol == "mooncake"
         instances = self.cluster.instances.values() if asked else ()
@@ -177,6 +191,37 @@ class Router:
             self.watch.tick(now)
             if self.events is not None:
                 self.events.sweep()
+
+    def reload(self) -> list[str]:
+        """Takes on the configuration as it is written now; requests under way end as they began. Returns
+        what changed, by dotted names. ConfigError, with nothing changed, when it cannot be taken on."""
+        if self._reread is None:
+            raise ConfigError("this router was not started from a configuration that could be read again")
+        old, new = self.config, self._reread()
+        specs, generation = new.instance_specs(), pd_protocol(new.pd_protocol)
+        check_change(
+            old,
+            new,
+            reads_prompts=self.prompts is not None,
+            has_index=self.index is not None,
+            records=self._records,
+        )
+        changed = changes(old, new)
+        if (old.scheduling, old.policies) != (new.scheduling, new.policies):
+            self.scheduler = _scheduler(new)
+            self.cluster.book.configure(new.scheduling)
+        self.config, self.limits, self.generation = new, new.http, generation
+        self._keys = _keys(new)
+        self.cluster.configure(new.breaker)
+        self._health.config, self._loads.config, self.bootstrap.config = new.health, new.load, new
+        if old.bootstrap_port != new.bootstrap_port:
+            self.bootstrap.watch(())
+        if old.log_level != new.log_level:
+            logging.getLogger().setLevel(new.log_level.upper())
+        if isinstance(self._discovery, StaticDiscovery):
+            self._discovery.replace(specs)
+        logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+        return changed
 
     # What connections need of us (router.http.server.Application)
 
@@ -199,3 +244,13 @@ class Router:
 
     def authorized(self, request: Request) -> bool:
         return not self._keys or key_is_known(request.headers.get(b"authorization", b""), self._keys)
+
+
+def _scheduler(config: RouterConfig) -> Scheduler:
+    """ConfigError when there is no such policy or admission."""
+    prefill, decode = (make_policy(name, config.scheduling) for name in config.policies)
+    return Scheduler(prefill, decode, config.scheduling)
+
+
+def _keys(config: RouterConfig) -> tuple[bytes, ...]:
+    return tuple(key.encode() for key in config.api_keys)

@@ -4,10 +4,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from router.family_flags import add_family_flags, family_overrides
 from router.instance import InstanceSpec
 from router.protocols import PD_PROTOCOLS
 from router.recorder import Recorder
+
+logger = logging.getLogger(__name__)
 
 _ENV_PREFIX = "MOONCAKE_ROUTER"
 
@@ -55,6 +58,8 @@ Everything can also be set in a file (--config router.toml; flags win) or in the
 
 mooncake-router profile --url URL --model NAME measures an engine; predictions then start from what it is.
 mooncake-router register --url URL --role ROLE keeps an engine registered in Redis (--discovery.source redis).
+
+SIGHUP, or POST /reload, reads the configuration again: engines, policies, SLOs, limits, keys, timeouts.
 
 GET /health answers 200 while the router lives, /ready when an engine can answer, /metrics for Prometheus.
 """
@@ -148,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(config.log_level, as_json=config.log_json)
         with contextlib.ExitStack() as stack:
             write = stack.enter_context(Recorder(Path(args.record))).write if args.record else None
-            status: int = uvloop.run(_serve(config, specs, args.ready_file, write))
+            status: int = uvloop.run(
+                _serve(config, specs, args.ready_file, lambda: read_config(given)[0], write)
+            )
         return status
     except ConfigError as error:
         print(f"mooncake-router: {error}", file=sys.stderr)
@@ -162,11 +169,13 @@ async def _serve(
     config: RouterConfig,
     specs: Sequence[InstanceSpec],
     ready_file: str | None,
+    reread: Callable[[], RouterConfig],
     record: Write | None = None,
 ) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    router = Router(config, make_discovery(config.discovery, specs), record)
+    router = Router(config, make_discovery(config.discovery, specs), record, reread)
+    loop.add_signal_handler(signal.SIGHUP, _reload, router)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:
@@ -189,6 +198,14 @@ async def _serve(
         if ready_file is not None:
             _remove(Path(ready_file))
     return 0
+
+
+def _reload(router: Router) -> None:
+    """SIGHUP."""
+    try:
+        router.reload()
+    except ConfigError as error:
+        logger.error("the configuration stays as it was: %s", error)
 
 
 def _remove(path: Path) -> None:

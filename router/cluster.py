@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from router.breaker import BreakerConfig
+from router.breaker import Breaker, BreakerConfig
 from router.core.cluster_book import ClusterBook
 from router.core.view import ClusterView, Role
 from router.http.upstream import UpstreamPool
@@ -37,6 +37,13 @@ class Cluster:
     def separates_prefill(self) -> bool:
         """Prefill and decode run on different instances."""
         return bool(self._by_role[Role.DECODE])
+
+    def configure(self, breaker: BreakerConfig) -> None:
+        """From now on; breakers begin anew when their settings have changed."""
+        if breaker != self._breaker:
+            self._breaker = breaker
+            for instance in self.instances.values():
+                instance.breaker = Breaker(breaker)
 
     def apply(self, specs: Iterable[InstanceSpec]) -> None:
         """Makes the cluster what discovery says. Instances that left finish what they have."""

@@ -132,7 +132,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     discovery: DiscoveryConfig = DiscoveryConfig()
 
     @property
-    def policies(self) -> tuple[str, ...]:
+    def policies(self) -> tuple[str, str]:
         """Of the mixed or prefill pool, and of the pool that answers."""
         return (self.prefill_policy or self.policy, self.decode_policy or self.policy)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from router import admin
 from router.core.view import RequestView
 from router.dashboard import pages
 from router.http.request import Request
@@ -42,6 +43,8 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
         if refusal is None:
             return _forward(router, client, request)
         response = refusal
+    elif path in admin.PATHS:
+        response = admin.respond(router, client, request)
     elif path not in _OWN and not pages.is_ours(path):
         response = error_response(
             404, f"{method.decode()} {path.decode('latin-1')}: there is no such endpoint"

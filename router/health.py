@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class HealthMonitor:
     def __init__(self, cluster: Cluster, config: HealthConfig) -> None:
         self._cluster = cluster
-        self._config = config
+        self.config = config
         self._tasks = InstanceTasks(self._probe_forever)
 
     def watch(self) -> None:
@@ -26,10 +26,13 @@ class HealthMonitor:
         await self._tasks.close()
 
     async def _probe_forever(self, instance: Instance) -> None:
-        config = self._config
         probe = Probe(instance.pool)
+        config = self.config
         streak = Streak(config)
         while True:
+            if config is not self.config:
+                config = self.config
+                streak = Streak(config)
             fetched = await fetch(probe, config.path, timeout_s=config.timeout_ms / 1e3)
             apply_probe(instance, streak, fetched)
             starting = instance.health is not Health.UP

@@ -83,22 +83,23 @@ class LoadMonitor:
 
     def __init__(self, cluster: Cluster, config: LoadConfig) -> None:
         self._cluster = cluster
-        self._config = config
+        self.config = config
         self._tasks = InstanceTasks(self._ask_forever)
 
-    def watch(self) -> None:
-        """To be called after each change of the cluster."""
-        self._tasks.follow(self._cluster.instances.values() if self._config.interval_ms else ())
+    def watch(self, *, wanted: bool) -> None:
+        """To be called after each change of the cluster; `wanted`: somebody goes by loads."""
+        asks = wanted and self.config.interval_ms
+        self._tasks.follow(self._cluster.instances.values() if asks else ())
 
     async def close(self) -> None:
         await self._tasks.close()
 
     async def _ask_forever(self, instance: Instance) -> None:
-        config, loop = self._config, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         probe = Probe(instance.pool)
         understood, rank = True, instance.spec.dp_rank
         while True:
-            sampled_at = loop.time()
+            config, sampled_at = self.config, loop.time()
             fetched = await fetch(probe, config.path, timeout_s=config.timeout_ms / 1e3)
             report = parse_load(fetched.body, sampled_at, rank) if fetched.status == 200 else None
             if report is not None:

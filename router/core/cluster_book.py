@@ -43,6 +43,10 @@ class ClusterBook:
         self._transfers: dict[int, int] = {}
         self._worker_of: dict[str, int] = {}
 
+    def configure(self, settings: Settings) -> None:
+        """For what comes from now on; what was learned stays."""
+        self._settings = settings
+
     # ---- members ----------------------------------------------------------------------------------------
 
     def add_instance(
