@@ -15,6 +15,7 @@ from kvcore.transport.base import Buffer, Region, WriteBatch
 from kvcore.transport.channel import Channel
 from kvcore.transport.commit_order import CommitOrder
 from kvcore.transport.ended_leases import EndedLeases
+from kvcore.transport.held_grants import HeldGrants
 from kvcore.transport.host_plane import HostPlane
 from kvcore.transport.parts import Observer, PartsTransfer, Reservation, Sink, cut, plan_write
 from kvcore.transport.rdma_host import RdmaHost
@@ -104,7 +105,9 @@ class RdmaTransport(HostPlane):
         self.verify = verify
         self.inline_read_bytes = inline_read_bytes
         self.inline_put_bytes = inline_put_bytes
+        self.lease_ms = lease_ms
         self.leases = EndedLeases(self.channel, lease_ms)
+        self.held = HeldGrants(self.leases)
         self.commits = CommitOrder()
         self.mover = Mover()
         self._inline = inline
@@ -148,7 +151,9 @@ class RdmaTransport(HostPlane):
             return self._inline.submit_read(keys, sizes_bytes, sink, layer_begin, layer_end, wait_ms)
         parts = []
         for run in cut(sizes_bytes, UNLIMITED_BYTES, self.channel.max_keys):
-            lease_ms = self.leases.duration_ms(sum(sizes_bytes[run.start : run.stop]))
+            # Layers are read one after the other, under one lease.
+            size_bytes = sum(sizes_bytes[run.start : run.stop])
+            lease_ms = self.lease_ms if layer_end else self.leases.duration_ms(size_bytes)
             part = RdmaReadPart(self, run, keys[run.start : run.stop], sink, lease_ms)
             part.send(layer_begin, layer_end, wait_ms)
             parts.append(part)
@@ -184,6 +189,7 @@ class RdmaTransport(HostPlane):
         self.commits.add(AfterWrites(say))
 
     def settle(self) -> None:
+        self.held.settle()
         self.leases.settle()
 
     def count_inline(self, num_keys: int) -> None:

@@ -1,14 +1,13 @@
 """Reads on the rdma plane: Acquire, then READ requests of our own, under a lease that provably still
 holds."""
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.layout import layer_span, spans_within
 from kvcore.transport.channel import Call, Outcome
 from kvcore.transport.checksums import is_corrupt
-from kvcore.transport.lease_time import safe_end_s
+from kvcore.transport.held_grants import Held
 from kvcore.transport.parts import Sink, cut, failure_of, status_of
 from kvcore.transport.rdma_mover import Move
 from kvcore.transport.rdma_pieces import Plan
@@ -33,8 +32,8 @@ class RdmaReadPart:
         self._keys = keys
         self._sink = sink
         self._lease_ms = lease_ms
-        self._lease = 0
-        self._call: Call  # from `send` on
+        self._held: Held | None = None
+        self._call: Call | None = None
         self._plan = Plan(plane.host)
         self._move: Move | None = None
         self._begun = False
@@ -46,34 +45,31 @@ class RdmaReadPart:
 
     def send(self, layer_begin: int, layer_end: int, wait_ms: int) -> None:
         self._layer_begin, self._layer_end = layer_begin, layer_end
-        self._call = self._acquire(wait_ms)
+        self._held = self._plane.held.take(self._keys, layer_end)
+        if self._held is None:
+            self._call = self._acquire(wait_ms)
+        else:
+            self._begin_all(self._held)
 
     def poll(self) -> bool:
-        if not self._begun:
+        if not self._begun and self._call is not None:
             if not self._plane.channel.poll(self._call):
                 return False
             assert self._call.outcome is not None
-            if isinstance(self._call.outcome, AcquireReply) and self._is_lease_over():
-                return True  # `finish` asks again
-            self._begin(self._call.outcome)
+            self._begin(self._call, self._call.outcome)
         return self._move is None or self._move.ok is not None
 
     def finish(self, deadline: float) -> list[Status]:
         channel = self._plane.channel
-        if not self._begun:
-            outcome = channel.wait(self._call, deadline)
-            # When too little is left of the lease a new one is asked for, now without waiting.
-            while isinstance(outcome, AcquireReply) and outcome.lease and self._is_lease_over():
-                channel.forget(Release, (outcome.lease,))
-                self._call = self._acquire(wait_ms=0)
-                outcome = channel.wait(self._call, deadline)
-            self._begin(outcome)
+        # More than once when too little was left of the lease after a long wait.
+        while not self._begun and self._call is not None:
+            self._begin(self._call, channel.wait(self._call, deadline))
         try:
             self._end_move(deadline)
         finally:
             self._plan.close()
-            if self._lease:
-                self._plane.leases.end(self._lease, self.moved_bytes)
+            if self._held is not None:
+                self._plane.held.put_back(self._keys, self._held, self._layer_end, self.moved_bytes)
         if self._inline:
             self._read_inline(deadline)
         return self._statuses
@@ -93,21 +89,28 @@ class RdmaReadPart:
             wait_s=wait_ms / 1e3,
         )
 
-    def _is_lease_over(self) -> bool:
-        return time.monotonic() > safe_end_s(self._call.sent_at, self._lease_ms)
-
-    def _begin(self, outcome: Outcome) -> None:
-        self._begun = True
+    def _begin(self, call: Call, outcome: Outcome) -> None:
+        """Posts what has been granted. When the lease is over already it asks again, now without waiting."""
         if not isinstance(outcome, AcquireReply):
+            self._begun = True
             self._statuses = [failure_of(outcome)] * len(self._keys)
             return
-        self._lease = outcome.lease
-        if len(outcome.grants) != len(self._keys):
+        held = Held(outcome.lease, outcome.grants, call.sent_at, self._lease_ms)
+        if held.lease and held.is_over():
+            self._plane.channel.forget(Release, (held.lease,))
+            self._call = self._acquire(wait_ms=0)
+            return
+        self._held = held
+        self._begin_all(held)
+
+    def _begin_all(self, held: Held) -> None:
+        self._begun = True
+        if len(held.grants) != len(self._keys):
             self._statuses = [Status.INVALID] * len(self._keys)
             return
         self._statuses = [
             self._begin_one(position, index, grant)
-            for position, (index, grant) in enumerate(zip(self.indices, outcome.grants, strict=True))
+            for position, (index, grant) in enumerate(zip(self.indices, held.grants, strict=True))
         ]
         if not self._direct:
             return
@@ -146,7 +149,7 @@ class RdmaReadPart:
             self._inline += self._direct
         elif not self._plane.channel.still_open():
             self._settle(Status.UNAVAILABLE)
-        elif self._is_lease_over():
+        elif self._held is None or self._held.is_over():
             # What was read after the lease ended may be anything.
             self._settle(Status.TIMED_OUT)
         else:

@@ -1,6 +1,5 @@
 """What sysfs tells about RDMA devices: names, port state, and which GID to speak from."""
 
-import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,14 +53,14 @@ def read_port(device_name: str, root: Path = INFINIBAND) -> Port | None:
 def read_gids(device_name: str, root: Path = INFINIBAND) -> list[Gid]:
     path = _port_path(device_name, root)
     found: list[Gid] = []
-    for position in itertools.count():
-        text = _read(path / "gids" / str(position))
-        last_used = found[-1].position if found else -1
-        if not text or position - last_used > _FREE_PLACES_AT_END:
-            return found
+    position = free_places = 0
+    while free_places < _FREE_PLACES_AT_END and (text := _read(path / "gids" / str(position))):
         raw = bytes.fromhex(text.replace(":", ""))
+        free_places = 0 if any(raw) else free_places + 1
         if any(raw):
             found.append(Gid(position, raw, "v2" in _read(path / "gid_attrs" / "types" / str(position))))
+        position += 1
+    return found
 
 
 def best_gid(gids: list[Gid]) -> Gid | None:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import Status
@@ -42,6 +43,22 @@ def move_everything(client: StoreClient):
     assert plane is not None and plane.name == "rdma", client.counters()
     plane.inline_read_bytes = plane.inline_put_bytes = 0
     return plane
+
+
+@contextlib.contextmanager
+def store_on_server(folder: Path, *flags: str, pool: str = "64mb") -> Iterator[StoreProcess]:
+    """A store on h1 that offers its pool on h1's devices."""
+    store = StoreProcess(
+        folder,
+        *("--device-name", STORE_DEVICES, *flags),
+        pool=pool,
+        host=SERVER_HOST.address,
+        enter=SERVER_HOST.enter,
+    ).start()
+    try:
+        yield store
+    finally:
+        store.stop()
 
 
 @contextlib.contextmanager

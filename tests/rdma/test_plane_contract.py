@@ -10,23 +10,15 @@ from kvcore.transport.verbs import load_binding
 from tests.contracts.client_contract import LayerwiseStoreContract, ObjectStoreContract
 from tests.contracts.transport_contract import TransportContract
 from tests.integration.store_process import StoreProcess
-from tests.rdma.guest import SERVER_HOST
-from tests.rdma.plane_rig import STORE_DEVICES, OpenClient, Rig, move_everything, opener
+from tests.rdma.plane_rig import OpenClient, Rig, move_everything, opener, store_on_server
 
 pytestmark = pytest.mark.rdma
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    store = StoreProcess(
-        tmp_path_factory.mktemp("store"),
-        *("--device-name", STORE_DEVICES),
-        pool="96mb",
-        host=SERVER_HOST.address,
-        enter=SERVER_HOST.enter,
-    ).start()
-    yield store
-    assert store.stop() == 0
+    with store_on_server(tmp_path_factory.mktemp("store"), pool="96mb") as store:
+        yield store
 
 
 @pytest.fixture(params=["ibverbs", "pyverbs"])
