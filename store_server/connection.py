@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STAGING_BYTES = 64 << 10
+_READ_BYTES = 1 << 20
 # Up to here a copy costs less than handing over pieces, and keeping track of the objects they are of.
 _JOINED_BYTES = 16 << 10
 
@@ -77,7 +78,8 @@ class StoreConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._receiver.views()[0]
+        # The client may send on only when a read has ended; one of megabytes would let it wait.
+        return self._receiver.views()[0][:_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._process(self._receiver.received, nbytes)

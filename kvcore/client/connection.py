@@ -21,7 +21,7 @@ from kvcore.client.silence import Silence
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
 from kvcore.transport.channel import Call, Moved, Outcome, Place
-from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, RunningSums
+from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, LateSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
@@ -125,7 +125,7 @@ class Connection:
         fields: tuple[object, ...],
         *,
         payload: Sequence[memoryview] = (),
-        sums: RunningSums | None = None,
+        sums: LateSums | None = None,
         place: Place | None = None,
         moved: Moved | None = None,
         stall_s: float = 5.0,
@@ -207,7 +207,7 @@ class Connection:
         kind: type[Message],
         fields: tuple[object, ...],
         payload: Sequence[memoryview],
-        sums: RunningSums | None,
+        sums: LateSums | None,
         stall_s: float,
     ) -> None:
         payload_bytes = sum(map(len, payload)) if payload else 0

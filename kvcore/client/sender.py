@@ -3,11 +3,11 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded
-from kvcore.transport.checksums import PIECE_BYTES, RunningSums
+from kvcore.transport.checksums import LateSums
 
 IOV_MAX = 1024
 NO_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -25,9 +25,7 @@ class Sender:
         self._wait_writable = wait_writable
         self._patience_s = patience_s
 
-    def send(
-        self, head: bytes, payload: Sequence[memoryview], sums: RunningSums | None, stall_s: float
-    ) -> bool:
+    def send(self, head: bytes, payload: Sequence[memoryview], sums: LateSums | None, stall_s: float) -> bool:
         """False: nothing was sent in time. DeadlineExceeded: half a frame was, and then nothing more."""
         lock = self.lock
         if not lock.acquire(False) and not lock.acquire(timeout=min(stall_s, threading.TIMEOUT_MAX)):
@@ -37,12 +35,13 @@ class Sender:
                 return self._send_small(head, stall_s)
             if sums is None:
                 return self._send_all([memoryview(head), *payload], stall_s, begun=False)
-            begun = False
-            for buffers in _pieces(head, payload, sums):
-                if not self._send_all(buffers, stall_s, begun):
-                    return False
-                begun = True
-            return True
+            sums.begin()
+            try:
+                return self._send_all([memoryview(head), *payload], stall_s, begun=False) and self._send_all(
+                    [memoryview(sums.packed())], stall_s, begun=True
+                )
+            finally:
+                sums.end()
         finally:
             lock.release()
 
@@ -80,18 +79,3 @@ class Sender:
             if size:
                 buffers[first] = buffers[first][size:]
         return True
-
-
-def _pieces(head: bytes, payload: Sequence[memoryview], sums: RunningSums) -> Iterator[list[memoryview]]:
-    """Each is hashed just before it is sent; the last one brings the sums."""
-    buffers, size_bytes = [memoryview(head)], 0
-    for view in payload:
-        for offset in range(0, len(view), PIECE_BYTES):
-            if size_bytes >= PIECE_BYTES:
-                yield buffers
-                buffers, size_bytes = [], 0
-            piece = view[offset : offset + PIECE_BYTES]
-            sums.add(len(piece))
-            buffers.append(piece)
-            size_bytes += len(piece)
-    yield [*buffers, memoryview(sums.packed())]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvcore.transport.checksums import RunningSums
+from kvcore.transport.checksums import LateSums
 from kvcore.wire.messages import Message, ReadReply, Reply, Status
 
 # An answer of the store; TIMED_OUT or UNAVAILABLE when there is none.
@@ -53,7 +53,7 @@ class Channel(Protocol):
         fields: tuple[object, ...],
         *,
         payload: Sequence[memoryview] = (),
-        sums: RunningSums | None = None,
+        sums: LateSums | None = None,
         place: Place | None = None,
         moved: Moved | None = None,
         stall_s: float = 5.0,

@@ -1,7 +1,10 @@
 """xxh3-64 over the bytes of a layer, wherever they lie. 0 stands for "not given"."""
 
+import os
 import struct
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 
 import xxhash
 
@@ -10,7 +13,7 @@ from kvcore.layout import split_views
 PIECE_BYTES = 256 << 10
 """What is large is moved in pieces of this size and hashed in between, while it is in the core's cache."""
 
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 512 << 10
 """A payload of up to this size stays in some cache anyway, and is faster moved in one go: measured."""
 
 
@@ -44,6 +47,46 @@ def is_corrupt(views: Sequence[memoryview], expected: Sequence[int]) -> bool:
 
 def differs(expected: Sequence[int], found: Sequence[int]) -> bool:
     return any(given and given != computed for given, computed in zip(expected, found, strict=True))
+
+
+class LateSums:
+    """Checksums of values on their way out, one a value, computed by another thread while the bytes are being
+    sent: sending is what one core is busy with, and the sums go last.
+
+    The values are read between `begin` and `end`, and not after."""
+
+    def __init__(self, values: Sequence[Sequence[memoryview]]) -> None:
+        self.packed_bytes = 8 * len(values)
+        self._values = values
+        self._computing: Future[list[int]] | None = None
+
+    def begin(self) -> None:
+        """The first bytes are about to go."""
+        self._computing = _hasher().submit(self._compute)
+
+    def packed(self) -> bytes:
+        """As u64 in little endian; waits for them."""
+        assert self._computing is not None, "begin was not called"
+        sums = self._computing.result()
+        return struct.pack(f"<{len(sums)}Q", *sums)
+
+    def end(self) -> None:
+        """Whatever became of the sending: returns when nothing reads the values any more."""
+        if self._computing is not None and not self._computing.cancel():
+            self._computing.exception()
+
+    def _compute(self) -> list[int]:
+        return [checksum(views) for views in self._values]
+
+
+@cache
+def _hasher_of(pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="kv-checksums")
+
+
+def _hasher() -> ThreadPoolExecutor:
+    """One thread for all clients of this process; a child of fork gets its own."""
+    return _hasher_of(os.getpid())
 
 
 class RunningSums:

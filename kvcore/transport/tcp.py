@@ -12,6 +12,7 @@ from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import (
     LARGE_BYTES,
+    LateSums,
     RunningSums,
     checksum,
     differs,
@@ -197,7 +198,7 @@ class TcpTransport(HostPlane):
                 Put,
                 (keys[run.start : run.stop], part_sizes, sums, follow),
                 payload=[view for views in part_values for view in views],
-                sums=RunningSums(part_values) if follow else None,
+                sums=LateSums(part_values) if follow else None,
                 stall_s=self.timeout_s,
             )
             parts.append(StatusPart(call, run, part_sizes))

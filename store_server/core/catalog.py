@@ -1,5 +1,6 @@
 """Key to object, and a way to page through all of them."""
 
+from collections.abc import Sequence
 from itertools import count
 
 from kvcore.errors import RequestRefused
@@ -18,6 +19,8 @@ class Catalog:
     def __init__(self, policy_bytes_per_object: int) -> None:
         self._bytes_per_object = METADATA_BYTES_PER_OBJECT + policy_bytes_per_object
         self.by_key: dict[bytes, StoredObject] = {}
+        # The few that are being written or loaded, so that asking for many keys need not look at each object.
+        self._unsealed: set[bytes] = set()
         self.metadata_bytes = 0
         # A page is a slice of a snapshot: walking a dict that changes between pages would skip keys, and
         # finding the place again would cost O(n) for each page.
@@ -26,11 +29,21 @@ class Catalog:
 
     def add(self, obj: StoredObject) -> None:
         self.by_key[obj.key] = obj
+        self._unsealed.add(obj.key)
         self.metadata_bytes += self.bytes_of(obj)
 
     def remove(self, obj: StoredObject) -> None:
         del self.by_key[obj.key]
+        self._unsealed.discard(obj.key)
         self.metadata_bytes -= self.bytes_of(obj)
+
+    def sealed(self, objects: Sequence[StoredObject]) -> None:
+        """These are complete."""
+        self._unsealed.difference_update([obj.key for obj in objects])
+
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """Whether each of them is here and complete; at the speed of C, for this is asked most."""
+        return self._unsealed.isdisjoint(keys) and all(map(self.by_key.__contains__, keys))
 
     def bytes_of(self, obj: StoredObject) -> int:
         """What the bookkeeping of an object takes."""

@@ -109,6 +109,8 @@ class Reads:
         return LookupReply(request.id, num_hits, layers_ready, bytes(tiers), self.load)
 
     def exists(self, request: Exists) -> StatusReply:
+        if self._catalog.has_all(request.keys):
+            return StatusReply(request.id, bytes(len(request.keys)))
         get = self._catalog.by_key.get
         statuses = bytearray(len(request.keys))
         for index, key in enumerate(request.keys):

@@ -133,6 +133,7 @@ class Space:
 
     def sealed(self, objects: Sequence[StoredObject]) -> None:
         """These are complete and may be evicted from now on. They come in the order of their prefix."""
+        self._catalog.sealed(objects)
         for obj in reversed(objects):
             self._enter_policy(obj)
         if self._placements is not None and objects:

@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,12 +12,20 @@ from hypothesis import strategies as st
 
 from kvcore.layout import split_views
 from kvcore.transport.base import ReadBatch
-from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, RunningSums, checksum, layer_checksums
+from kvcore.transport.checksums import (
+    LARGE_BYTES,
+    PIECE_BYTES,
+    LateSums,
+    RunningSums,
+    checksum,
+    layer_checksums,
+)
 from kvcore.transport.mapping import copy_to_pool
 from kvcore.wire import messages as m
 from kvcore.wire.messages import Status
 from tests.unit.kvcore.test_planes import KEYS, Bench
 
+DEADLINE_S = 60.0
 SIZES = [3 * PIECE_BYTES + 7, PIECE_BYTES // 2, PIECE_BYTES + 1]
 
 
@@ -137,6 +147,44 @@ def test_sums_of_a_large_put_follow_its_values(bench, values):
     assert isinstance(put, m.Put) and put.sums_follow and not put.checksums
     assert payload[:-24] == b"".join(values)
     assert struct.unpack("<3Q", payload[-24:]) == tuple(checksum([memoryview(value)]) for value in values)
+
+
+def test_late_sums_read_nothing_after_their_end(values, monkeypatch):
+    hashed, go_on = [], threading.Event()
+
+    def slow_checksum(views):
+        go_on.wait(DEADLINE_S)
+        hashed.append(sum(map(len, views)))
+        return 1
+
+    monkeypatch.setattr("kvcore.transport.checksums.checksum", slow_checksum)
+    first, second = (LateSums([[memoryview(value)] for value in values]) for _ in range(2))
+    first.begin()
+    second.begin()
+    second.end()  # it has not begun: the one thread is busy with the first
+    assert not hashed
+    threading.Timer(0.05, go_on.set).start()
+    first.end()
+    assert hashed == [len(value) for value in values]
+
+
+def test_late_sums_work_in_a_forked_process():
+    script = """
+import os
+from kvcore.transport.checksums import LateSums
+def compute():
+    sums = LateSums([[memoryview(b"x")]])
+    sums.begin()
+    packed = sums.packed()
+    sums.end()
+    return packed
+before = compute()
+child = os.fork()
+if not child:
+    os._exit(0 if compute() == before else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=DEADLINE_S).returncode == 0
 
 
 def test_bytes_are_hashed_on_their_way_into_the_pool(values):

@@ -99,6 +99,8 @@ def check_invariants(store: Store) -> None:
         ordered = [obj.key in order for order in (*policies, store.space.write_back)]
         assert sum(ordered) == (1 if obj.is_sealed and obj.pin != 2 else 0)
     assert sum(map(len, policies)) <= len(store.catalog.by_key)
+    unsealed = {obj.key for obj in store.catalog.by_key.values() if not obj.is_sealed}
+    assert store.catalog._unsealed == unsealed
     write_back = store.space.write_back
     assert write_back.in_flight_bytes == sum(obj.size_bytes for obj in write_back._in_flight.values())
     assert write_back.ready_bytes == sum(obj.size_bytes for obj in write_back._ready.values())
