@@ -14,6 +14,8 @@ from sglang_hicache_backend.page_store import PageStore, Pool
 # Pinned memory. Of a load so many pieces are on their way at once; a save fills one after the other.
 STAGE_BYTES = 32 << 20
 LOAD_STAGES = 4
+# What the pieces still on their way may take after one of them has failed.
+GRACE_MS = 2000.0
 
 
 class LoadError(Exception):
@@ -84,9 +86,10 @@ class LayerLoader:
                     return
                 free.append(self._finish(coming.popleft()))
         finally:
-            # Given up, not waited for: their stages are used again.
+            # Their stages are used again. An answer that has begun to arrive is let in: to give it up would
+            # cost the connection, and with it the loads of others.
             for late in coming:
-                late.transfer.wait(0)
+                late.transfer.wait(GRACE_MS)
 
     def _pieces(self, runs: Sequence[PageRun]) -> Iterator[_Piece]:
         """In the order in which the engine will want them."""
