@@ -7,10 +7,11 @@ from typing import NamedTuple, Protocol
 
 from kvcore.transport.verbs import Opcode
 
-# What is posted at once: a chain of so many requests, or fewer if they are large. Small enough that two paths
-# share the work of one layer, large enough that a completion for each is nothing.
+# What is posted at once: a chain of so many requests, or fewer if they are large, so that all paths have a share
+# of it; but not so few that the completion of each costs more than it moves.
 LOAD_PIECES = 64
 LOAD_BYTES = 4 << 20
+MIN_LOAD_BYTES = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -104,7 +105,9 @@ class Mover:
         """Returns at once. `on_end` is called by whichever thread sees the end, perhaps before this
         returns."""
         move = Move(opcode, keep, on_end)
-        loads = [Load(move, run) for run in cut_loads(pieces)]
+        share_bytes = sum(piece.size_bytes for piece in pieces) // max(1, self.num_live)
+        load_bytes = min(LOAD_BYTES, max(MIN_LOAD_BYTES, share_bytes))
+        loads = [Load(move, run) for run in cut_loads(pieces, load_bytes)]
         if not loads:
             move.end()
             return move
@@ -157,11 +160,11 @@ class Mover:
             move.end()
 
 
-def cut_loads(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def cut_loads(pieces: Sequence[Piece], load_bytes: int) -> list[list[Piece]]:
     loads: list[list[Piece]] = []
-    size_bytes = LOAD_BYTES
+    size_bytes = load_bytes
     for piece in pieces:
-        if size_bytes + piece.size_bytes > LOAD_BYTES or len(loads[-1]) == LOAD_PIECES:
+        if size_bytes + piece.size_bytes > load_bytes or len(loads[-1]) == LOAD_PIECES:
             loads.append([])
             size_bytes = 0
         loads[-1].append(piece)

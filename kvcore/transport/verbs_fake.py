@@ -148,6 +148,9 @@ class FakeQueuePair:
             self.device.pairs.pop(self.number, None)
 
 
+Held = tuple[FakeQueuePair, FakeChain]
+
+
 class FakeDevice:
     """Set `active` to False to pull its cable. `is_full`: it refuses to register memory."""
 
@@ -209,7 +212,7 @@ class FakeFabric:
         self.lock = threading.RLock()
         self.numbers = itertools.count(100)
         self.devices = {name: FakeDevice(self, name) for name in device_names}
-        self._held: deque[tuple[FakeQueuePair, FakeChain]] | None = None
+        self._held: deque[Held] | None = None
 
     def device_names(self) -> list[str]:
         return list(self.devices)
@@ -230,8 +233,20 @@ class FakeFabric:
     def deliver(self) -> None:
         with self.lock:
             held, self._held = self._held or deque(), None
-            for pair, chain in held:
-                self._execute(pair, chain)
+            for chain in held:
+                self.execute(chain)
+
+    def take_held(self) -> list[Held]:
+        """What is on the wire, to be carried out by `execute` in any order, or never."""
+        with self.lock:
+            held = list(self._held or ())
+            if self._held is not None:
+                self._held.clear()
+            return held
+
+    def execute(self, held: Held) -> None:
+        with self.lock:
+            self._execute(*held)
 
     # With the lock held.
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvcore.client.sync_client import StoreClient
@@ -24,7 +25,9 @@ class FakeRdmaStore:
 
     def __init__(self, fabric: FakeFabric, **settings: Any) -> None:
         self.fabric = fabric
-        self.config = StoreConfig(port=0, admin_port=-1, **{"pool_size_bytes": 96 << 20, **settings})
+        self.config = msgspec.convert(
+            {"port": 0, "admin_port": -1, "pool_size_bytes": 96 << 20, **settings}, StoreConfig
+        )
         self.server: StoreServer
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
