@@ -29,27 +29,38 @@ CLIENT_HOST = GuestHost("h0", "10.78.0.1", ("rxe0", "rxe2"))
 SERVER_HOST = GuestHost("h1", "10.78.0.2", ("rxe1", "rxe3"))
 WIRES = (("rh0", "rh1"), ("rh2", "rh3"))
 """Interfaces at the client's and at the server's end."""
+RDMA_INTERFACES = tuple(interface for wire in WIRES for interface in wire)
 
 
 class Faults:
-    """rdma-fault; `mend` puts everything back."""
+    """rdma-fault; `mend` puts back what has been broken: processes are dear in this guest."""
+
+    def __init__(self) -> None:
+        self._down: set[str] = set()
+        self._disturbed: set[str] = set()
 
     def down(self, *interfaces: str) -> None:
+        self._down.update(interfaces or RDMA_INTERFACES)
         self._run("down", *interfaces)
 
     def up(self, *interfaces: str) -> None:
+        self._down.difference_update(interfaces or RDMA_INTERFACES)
         self._run("up", *interfaces)
 
     def loss(self, percent: float, *interfaces: str) -> None:
+        self._disturbed.update(interfaces or RDMA_INTERFACES)
         self._run("loss", str(percent), *interfaces)
 
     def delay(self, delay_ms: float, *interfaces: str) -> None:
+        self._disturbed.update(interfaces or RDMA_INTERFACES)
         self._run("delay", str(delay_ms), *interfaces)
 
     def mend(self) -> None:
-        everything = [interface for wire in WIRES for interface in wire]
-        self._run("clear", *everything, "th0", "th1")
-        self._run("up", *everything)
+        if self._disturbed:
+            self._run("clear", *self._disturbed)
+            self._disturbed.clear()
+        if self._down:
+            self.up(*self._down)
 
     @staticmethod
     def _run(*words: str) -> None:
