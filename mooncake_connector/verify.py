@@ -61,8 +61,7 @@ class VllmEngine(Engine):
         return self._model
 
     def describe(self) -> str:
-        status, body = self.http.ask("GET", "/version")
-        version = body.strip().removeprefix('{"version":"').removesuffix('"}') if status == 200 else "?"
+        version = _part(self.http.ask_json("GET", "/version"), "version")
         return f"vLLM {version}, {self.model()}, at {self.http.base_url}"
 
     def ask_greedy(self, prompt: str, max_tokens: int) -> Answer:
@@ -135,7 +134,7 @@ def _part(answer: Any, *path: str | int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return verify_main(DESCRIPTION, VllmEngine, "http://127.0.0.1:8000", argv)
+    return verify_main("verify-vllm", DESCRIPTION, VllmEngine, "http://127.0.0.1:8000", argv)
 
 
 if __name__ == "__main__":

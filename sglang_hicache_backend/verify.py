@@ -118,7 +118,7 @@ class SglangEngine(Engine):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return verify_main(DESCRIPTION, SglangEngine, "http://127.0.0.1:30000", argv)
+    return verify_main("verify-sglang", DESCRIPTION, SglangEngine, "http://127.0.0.1:30000", argv)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ Exit status: 0 the KV came from the store and is right; 1 it did not come, or is
 
 
 def main(
+    name: str,
     description: str,
     make_engine: Callable[[HttpJson, HttpJson], Engine],
     default_url: str,
     argv: Sequence[str] | None,
 ) -> int:
     """`make_engine` gets the connection for requests and the one for flushing. Returns the exit status."""
-    args = _parser(description, default_url).parse_args(argv)
+    args = _parser(name, description, default_url).parse_args(argv)
     settings = Settings(
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,
@@ -56,8 +57,9 @@ def main(
     return reports.EXIT_STATUS[report.verdict.outcome]
 
 
-def _parser(description: str, default_url: str) -> argparse.ArgumentParser:
+def _parser(name: str, description: str, default_url: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        prog=name,
         description=description,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -108,7 +110,7 @@ def _parser(description: str, default_url: str) -> argparse.ArgumentParser:
         type=_positive(float),
         default=2.0,
         metavar="S",
-        help="to save in (default: %(default)s)",
+        help="time to save (default: %(default)s)",
     )
     parser.add_argument(
         "--tries",

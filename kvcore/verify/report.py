@@ -26,18 +26,15 @@ def print_report(report: Report) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(title=report.engine, title_justify="left", box=None, pad_edge=False)
+    title = f"{report.engine}\nand then {report.second_engine}" if report.second_engine else report.engine
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for heading in ("request", "prompt tokens", "own cache", "store", "seconds", "tokens"):
         table.add_column(heading, justify="left" if heading in ("request", "tokens") else "right")
-    where = (
-        f"from the store, by {report.second_engine}"
-        if report.second_engine
-        else "after the flush, from the store"
-    )
+    last = "second engine" if report.second_engine else "after a flush"
     rows: list[tuple[str, Answer]] = [
-        ("first, computed", report.cold),
-        ("again, the engine's own cache", report.warm),
-        (where, report.restored),
+        ("first", report.cold),
+        ("repeated", report.warm),
+        (last, report.restored),
     ]
     for name, answer in rows:
         same = (

@@ -30,8 +30,8 @@ def all_at_once(server: SglangServer, prompts: Sequence[list[int]]) -> list[dict
 
 def test_faults_cost_hits_and_never_tokens(new_server: NewServer, store: StoreProcess) -> None:
     flags = hicache_flags("page_first", "kernel", suite_config(store))
-    server = new_server(*flags, environment=FAULTS)
-    # One after the other: what runs in one batch rounds differently.
+    # In float32: prompts that share a batch round differently, and no token may hang on that.
+    server = new_server(*flags, "--dtype", "float32", environment=FAULTS)
     truth = [server.generate(prompt) for prompt in PROMPTS]
     assert all(answer["cached"]["storage"] == 0 for answer in truth)
     from_storage = 0
