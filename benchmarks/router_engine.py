@@ -47,8 +47,9 @@ _DECODER = msgspec.json.Decoder(Body)
 
 
 class EngineConnection(asyncio.Protocol):
-    def __init__(self, streams: dict["EngineConnection", int]) -> None:
+    def __init__(self, streams: dict["EngineConnection", int], *, at_once: bool) -> None:
         self._streams = streams
+        self._at_once = at_once
         self._parser = httptools.HttpRequestParser(self)
         self._body: list[bytes] = []
 
@@ -71,6 +72,9 @@ class EngineConnection(asyncio.Protocol):
         if body.stream:
             self.transport.write(_STREAM_HEAD)
             self._streams[self] = body.max_tokens
+            if self._at_once and body.max_tokens > 1:
+                self._streams[self] -= 1
+                self.transport.write(_CHUNK)
         else:
             self.transport.write(_WHOLE_ANSWER)
 
@@ -86,10 +90,12 @@ def step(streams: dict[EngineConnection, int]) -> None:
             connection.transport.write(_CHUNK + _LAST_CHUNKS)
 
 
-async def serve(port: int, step_s: float) -> None:
+async def serve(port: int, step_s: float, *, at_once: bool) -> None:
     loop = asyncio.get_running_loop()
     streams: dict[EngineConnection, int] = {}
-    server = await loop.create_server(lambda: EngineConnection(streams), "127.0.0.1", port, backlog=2048)
+    server = await loop.create_server(
+        lambda: EngineConnection(streams, at_once=at_once), "127.0.0.1", port, backlog=2048
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     while True:
         await asyncio.sleep(step_s)
@@ -100,8 +106,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument(
+        "--at-once",
+        action="store_true",
+        help="the first token of a stream right after its head, not at a step",
+    )
     args = parser.parse_args()
-    uvloop.run(serve(args.port, args.step_ms / 1e3))
+    uvloop.run(serve(args.port, args.step_ms / 1e3, at_once=args.at_once))
 
 
 if __name__ == "__main__":

@@ -90,14 +90,18 @@ class ClusterBook:
             member.book.polled(report, self._settings.prefill_model.per_token_ms)
 
     def view(self, now: float) -> ClusterView:
-        pools: dict[Role, list[InstanceState]] = {role: [] for role in Role}
+        mixed: list[InstanceState] = []
+        prefill: list[InstanceState] = []
+        decode: list[InstanceState] = []
         for member in self._members.values():
             if member.is_available:
-                pools[member.role].append(member.book.state(now))
+                role = member.role
+                pool = mixed if role is Role.MIXED else prefill if role is Role.PREFILL else decode
+                pool.append(member.book.state(now))
         return ClusterView(
-            tuple(pools[Role.MIXED]),
-            tuple(pools[Role.PREFILL]),
-            tuple(pools[Role.DECODE]),
+            tuple(mixed),
+            tuple(prefill),
+            tuple(decode),
             self._index,
             self.forecast,
             self._index.worker_ids if self._index is not None else {},
