@@ -182,6 +182,7 @@ class Cluster:
                     engine.decode_model(),
                     engine.kv_capacity_tokens,
                     engine.max_batch_requests,
+                    self._first_token,
                     self._ended,
                 )
 
@@ -221,7 +222,8 @@ class Cluster:
         decision = self.scheduler.schedule(job.view, self.book.view(now), now)
         job.decision = decision
         job.outcome.predicted_ttft_ms = decision.ttft_ms
-        if decision.reject is not None and self._is_held(job, now):
+        if decision.hold_ms:
+            self._hold(job, now)
             return
         if decision.reject is not None:
             job.outcome.reject_reason = decision.reject.reason.value
@@ -234,19 +236,13 @@ class Cluster:
         else:
             self.prefill[decision.prefill.instance_id].submit(job, self._transfer_source(job), now)
 
-    def _is_held(self, job: Job, now: float) -> bool:
-        """It is asked again later, if there is time for that."""
-        hold_ms = self.config.hold_ms
-        waited_ms = (now - job.request.at) * 1e3 + hold_ms
-        if not hold_ms or waited_ms >= self.settings.ttft_slo_ms:
-            return False
-        job.view = msgspec.structs.replace(job.view, waited_ms=waited_ms)
+    def _hold(self, job: Job, now: float) -> None:
         self._num_held += 1
-        self.agenda.at(now + hold_ms / 1e3, lambda then: self._again(job, then))
-        return True
+        self.agenda.at(now + job.decision.hold_ms / 1e3, lambda then: self._again(job, then))
 
     def _again(self, job: Job, now: float) -> None:
         self._num_held -= 1
+        job.view = msgspec.structs.replace(job.view, waited_ms=(now - job.request.at) * 1e3)
         self._schedule(job, now)
 
     def _submit_to_decode(self, job: Job, name: str, now: float) -> None:
@@ -288,7 +284,7 @@ class Cluster:
         added = self._storage.keep(node.number, job, len(job.keys))
         if self._storage.is_remote:
             node.write_out(added)
-        self._first_token(job, now)
+        self.book.first_token(job.request_id, now)
         view = self.book.view(now)
         decode = next(d for d in view.decode if d.instance_id == job.decision.decode.instance_id)
         rejection = self.scheduler.after_prefill(job.view, decode, view, now)
@@ -299,6 +295,7 @@ class Cluster:
             self.book.ended(job.request_id, now)
             return
         if job.request.output_tokens <= 1:
+            self._first_token(job, now)
             self._ended(job, now)
             return
         if not self.config.cluster.layerwise:
@@ -315,7 +312,7 @@ class Cluster:
             node.join(job, now)
 
     def _first_token(self, job: Job, now: float) -> None:
-        job.first_token_at = now
+        """It reaches the client, whom the decode side answers: when the request has joined the batch."""
         job.outcome.ttft_ms = (now - job.request.at) * 1e3
         self.book.first_token(job.request_id, now)
 

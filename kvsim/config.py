@@ -105,14 +105,6 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefill_policy: Annotated[str, Meta(description="or the policy of coupled nodes")] = "global_cache_aware"
     decode_policy: str = "least_tbt"
     scheduling: Settings = Settings()
-    hold_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="a request refused for load waits and is asked again so often, while the TTFT SLO "
-            "can be kept; 0: refused at once",
-        ),
-    ] = 0.0
     sample_ms: Annotated[float, Meta(gt=0, description="between samples of load")] = 5_000.0
 
     @property

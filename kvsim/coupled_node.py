@@ -154,7 +154,6 @@ class CoupledNode:
 
     def _prefilled(self, job: Job, now: float) -> None:
         self._prefilling = None
-        job.first_token_at = now
         self.keep(job)
         self._first_token(job, now)
         if job.request.output_tokens > 1:

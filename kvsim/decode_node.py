@@ -13,8 +13,8 @@ from router.core.estimator import DecodeModel
 
 class DecodeNode:
     """Requests whose KV has arrived wait until there is room for it as it will be at their end: an engine
-    that took more would have to preempt. They join between two steps. `ended(job, now)` is called at their
-    end."""
+    that took more would have to preempt. They join between two steps. `first_token(job, now)` is called when
+    they join, `ended` at their end."""
 
     def __init__(
         self,
@@ -22,11 +22,13 @@ class DecodeNode:
         model: DecodeModel,
         kv_capacity_tokens: int,
         max_batch_requests: int,
+        first_token: Callable[[Job, float], None],
         ended: Callable[[Job, float], None],
     ) -> None:
         self._agenda = agenda
         self._capacity_tokens = kv_capacity_tokens
         self._max_requests = max_batch_requests
+        self._first_token = first_token
         self._ended = ended
         self._waiting: deque[Job] = deque()
         self.batch = Batch(model)
@@ -66,7 +68,7 @@ class DecodeNode:
         while self._waiting and self._has_room(self._waiting[0]):
             job = self._waiting.popleft()
             self._reserved_tokens += job.final_kv_tokens
-            job.first_wait_ms = (now - job.first_token_at) * 1e3
+            self._first_token(job, now)
             self.batch.add(job)
 
     def _run(self, now: float) -> None:

@@ -81,5 +81,5 @@ class ElasticNode(CoupledNode):
         while self._arrived and self._has_room(self._arrived[0]):
             job = self._arrived.popleft()
             self._reserved_tokens += job.final_kv_tokens
-            job.first_wait_ms = (now - job.first_token_at) * 1e3
+            self._first_token(job, now)
             self.batch.add(job)

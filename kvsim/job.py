@@ -45,7 +45,6 @@ class Job:
 
     __slots__ = (
         "decision",
-        "first_token_at",
         "first_wait_ms",
         "handed_over",
         "hashes",
@@ -83,7 +82,6 @@ class Job:
         self.needs_transfer = False
         self.handed_over = 0  # of two: prefill done, KV arrived at the decode node
         self.prefilled_tokens = 0
-        self.first_token_at = 0.0
         self.first_wait_ms = 0.0
         self.log_mark = 0
 

@@ -43,7 +43,8 @@ def recorded_trace(lines: Iterable[Line], name: str) -> Trace:
         if isinstance(line, Header):
             block_size = line.block_size_tokens or block_size
         elif isinstance(line, Arrival):
-            arrivals.append(line)
+            if not line.request.waited_ms:  # else it was held, and has been here before
+                arrivals.append(line)
         elif isinstance(line, Progress) and line.output_tokens:
             outputs[line.request_id] = line.output_tokens
     for number, arrival in enumerate(arrivals):

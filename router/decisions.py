@@ -50,7 +50,8 @@ def explain(prompt_tokens: int, decision: Decision) -> dict[str, Any]:
         "tbt_ms": round(decision.tbt_ms, 3),
         "prefix_blocks": decision.prefill_choice.prefix_blocks if decision.prefill_choice is not None else 0,
         "reasons": decision.reasons,
-        "rejected": msgspec.to_builtins(reject) if reject is not None else None,
+        "rejected": msgspec.to_builtins(reject) if reject is not None and not decision.hold_ms else None,
+        "held": msgspec.to_builtins(reject) if reject is not None and decision.hold_ms else None,
         "transfer": msgspec.to_builtins(transfer) if transfer is not None else None,
         "candidates": msgspec.to_builtins(decision.candidates),
     }

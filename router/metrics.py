@@ -64,6 +64,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.refusals: Counter[int] = Counter()
         self.rejections: Counter[str] = Counter()
+        self.holds = 0
         self.retries: Counter[tuple[str, str]] = Counter()
         self.legs: Counter[tuple[str, str]] = Counter()
         self.decode_only = 0
@@ -148,6 +149,9 @@ class RouterMetrics:
         )
         yield counter(
             names.REJECTIONS_TOTAL, "requests rejected by scheduling", ("reason",), self.rejections.items()
+        )
+        yield counter(
+            names.HOLDS_TOTAL, "times requests were held to be scheduled later", (), [((), self.holds)]
         )
         yield counter(
             names.RETRIES_TOTAL,

@@ -36,8 +36,7 @@ def config(traces: Traces, trace: str, speed: float, part: str) -> SimConfig:
         ),
         slo=Slo(tbt_ms=200.0),
         prefill_policy=policy,
-        hold_ms=HOLD_MS if part == OURS else 0.0,
-        scheduling=Settings(admission=admission),
+        scheduling=Settings(admission=admission, hold_ms=HOLD_MS if part == OURS else 0.0),
     )
 
 

@@ -81,7 +81,9 @@ class Decision(msgspec.Struct, frozen=True):
     """Where a request goes.
 
     `decode` answers the client. `prefill` is None when one instance does both. With `reject` set nothing may
-    be sent. `prefill_choice` and `decode_choice` say how it came about; unset where no choice was made.
+    be sent; with `hold_ms` as well the request is not refused yet but asked again after so long, with its
+    view's `waited_ms` brought up to date. `prefill_choice` and `decode_choice` say how it came about; unset
+    where no choice was made.
     """
 
     prefill: InstanceState | None = None
@@ -92,6 +94,7 @@ class Decision(msgspec.Struct, frozen=True):
     tbt_ms: float = 0.0
     prefill_choice: Choice | None = None
     decode_choice: Choice | None = None
+    hold_ms: float = 0.0
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -108,7 +111,7 @@ class Decision(msgspec.Struct, frozen=True):
         """Short codes, in the order they were found: of the policies, the rejection, the transfer."""
         found = [c.reason for c in (self.prefill_choice, self.decode_choice) if c is not None]
         if self.reject is not None:
-            found.append(f"reject:{self.reject.reason.value}")
+            found.append(f"{'hold' if self.hold_ms else 'reject'}:{self.reject.reason.value}")
         if self.transfer is not None:
             found.append("replicate_hot_prefix")
         return tuple(found)

@@ -32,13 +32,15 @@ class Member(msgspec.Struct, frozen=True, tag="member"):
 
 
 class Arrival(msgspec.Struct, frozen=True, tag="arrival"):
-    """A request and what was decided: instances by id, "" for none."""
+    """A request and what was decided: instances by id, "" for none. One that is held arrives again, with the
+    `waited_ms` of its view."""
 
     at: float
     request: RequestView
     prefill: str
     decode: str
     reject_reason: str = ""
+    hold_ms: float = 0.0
 
     @staticmethod
     def of(request: RequestView, decision: Decision, now: float) -> Arrival:
@@ -48,6 +50,7 @@ class Arrival(msgspec.Struct, frozen=True, tag="arrival"):
             decision.prefill.instance_id if decision.prefill is not None else "",
             decision.decode.instance_id if decision.decode is not None else "",
             decision.reject.reason.value if decision.reject is not None else "",
+            decision.hold_ms,
         )
 
 

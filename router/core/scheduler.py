@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from router.core.admission import make_admission
+from router.core.admission.base import limit_ms
 from router.core.algorithm1 import select_decode, select_prefill
 from router.core.decision import Choice, Decision, Rejection, RejectReason
 from router.core.policies.base import Policy
@@ -66,6 +67,7 @@ class Scheduler:
             decode.predicted_ms,
             prefill,
             decode,
+            0.0 if reject_reason is None else self._hold_ms(request),
         )
 
     def choose_prefill(self, request: RequestView, view: ClusterView, now: float) -> Choice:
@@ -84,6 +86,12 @@ class Scheduler:
         """Whether `decode` (as it is now) may still begin to decode this request."""
         choice = self._predict_decode(request, Choice(decode, "chosen_at_arrival"))
         return self._admission.after_prefill(request, choice, view, now)
+
+    def _hold_ms(self, request: RequestView) -> float:
+        """0 when it would be too late for its TTFT SLO."""
+        hold_ms = self._settings.hold_ms
+        limit = limit_ms(request.ttft_slo_ms, self._settings.ttft_slo_ms, request, self._settings)
+        return hold_ms if request.waited_ms + hold_ms < limit else 0.0
 
     def _from_pool(
         self, request: RequestView, pool: Sequence[InstanceState], view: ClusterView, now: float

@@ -14,11 +14,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `kvcache_balancing_threshold`: Algorithm 1's; a remote prefix is fetched when it is this many times as
     long as the instance's own. SLOs of 0 mean no limit; a request's own ones go before them. `admission` is
-    one of router.core.admission.ADMISSIONS. Requests of a priority above 0 (less urgent, as in vLLM) are
-    admitted up to `sheddable_slo_share` of the SLOs only, so that they are the first to be refused.
-    `decode_ms` is the uniform t_d of admission "predictive"; 0: the measured mean. `price_exponent`: how fast
-    admission "priced" gets more expensive as load grows. `decode_chunk_tokens`: the token budget of a step on
-    decode instances (vLLM's max_num_batched_tokens), for policy "elastic", which lets them prefill; 0: never.
+    one of router.core.admission.ADMISSIONS. `hold_ms`: who is refused for load waits in front of the engines
+    and is asked again so often, while its TTFT SLO can be kept; 0: refused at once. Requests of a priority
+    above 0 (less urgent, as in vLLM) are admitted up to `sheddable_slo_share` of the SLOs only, so that they
+    are the first to be refused. `decode_ms` is the uniform t_d of admission "predictive"; 0: the measured
+    mean. `price_exponent`: how fast admission "priced" gets more expensive as load grows.
+    `decode_chunk_tokens`: the token budget of a step on decode instances (vLLM's max_num_batched_tokens), for
+    policy "elastic", which lets them prefill; 0: never.
     """
 
     seed: int = 0
@@ -26,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ttft_slo_ms: float = 0.0
     tbt_slo_ms: float = 0.0
     admission: str = "none"
+    hold_ms: float = 0.0
     sheddable_slo_share: float = 0.8
     decode_ms: float = 0.0
     price_exponent: float = 4.0
@@ -43,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if not 0.0 < self.sheddable_slo_share <= 1.0:
             raise ConfigError(f"sheddable_slo_share must be in (0, 1], not {self.sheddable_slo_share}")
-        for name in ("ttft_slo_ms", "tbt_slo_ms", "decode_ms"):
+        for name in ("ttft_slo_ms", "tbt_slo_ms", "hold_ms", "decode_ms"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise ConfigError(f"{name} must be a number of milliseconds, not {value}")

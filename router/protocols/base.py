@@ -94,8 +94,13 @@ class Exchange:
             self.send_answer(decision.decode, now)
 
     def accept(self, decision: Decision, now: float) -> bool:
-        """Books a decision; False when it is a rejection, which is then answered."""
+        """Books a decision; False when it is a rejection, which is then answered, or the request is held, and
+        starts anew later."""
         self.services.decisions.note(self.shown_id, self.view.prompt_tokens, decision)
+        if decision.hold_ms and now + decision.hold_ms / 1e3 < self._deadline:
+            self.services.metrics.holds += 1
+            self._loop.call_later(decision.hold_ms / 1e3, self._ask_again)
+            return False
         self.services.watch.decided(self.view, decision)
         if decisions.REQUEST_HEADER in self.request.headers:
             self.extra_lines += decisions.header_line(self.view.prompt_tokens, decision)
@@ -104,6 +109,11 @@ class Exchange:
             return False
         self.services.cluster.book.sent(self.view, decision, now)
         return True
+
+    def _ask_again(self) -> None:
+        if not self.is_over:  # the client may have left
+            self.view = replace(self.view, waited_ms=(self._loop.time() - self._started_at) * 1e3)
+            self.start()
 
     def answer_body(self) -> bytes:
         """The body the answering instance gets."""

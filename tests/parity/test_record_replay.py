@@ -50,7 +50,11 @@ def test_replayed_decisions_are_the_recorded_ones(
         engine=EngineSpec(prefill_efficiency=0.4),
         slo=Slo(ttft_ms=20_000.0, tbt_ms=100.0),
         prefill_policy=policy,
-        scheduling=Settings(admission=admission, kvcache_balancing_threshold=1.5),
+        scheduling=Settings(
+            admission=admission,
+            kvcache_balancing_threshold=1.5,
+            hold_ms=2000.0 if admission == "priced" else 0.0,
+        ),
     )
     cluster, lines = record(config)
     file = tmp_path / "run.record"
@@ -59,8 +63,11 @@ def test_replayed_decisions_are_the_recorded_ones(
     for then, now in replay(read_lines(file)):
         assert then == Arrival.of(then.request, now, then.at)
         num_decisions += 1
-    assert num_decisions == len(cluster.outcomes) == 500
     recorded = [line for line in lines if isinstance(line, Arrival)]
+    held = sum(line.hold_ms > 0 for line in recorded)
+    assert num_decisions - held == len(cluster.outcomes) == 500
+    assert (held > 0) == (admission == "priced")
+    assert len(recorded_trace(lines, "run").requests) == 500
     assert len({line.prefill for line in recorded}) >= 4
     assert any(line.reject_reason for line in recorded) or admission in ("none", "baseline")
 

@@ -123,12 +123,13 @@ def test_prefills_disturb_decoding_where_both_share_a_node() -> None:
 def test_a_slow_network_is_felt() -> None:
     fast = summary(BASE)
     slow = summary(replace(BASE, engine=replace(BASE.engine, nic_bytes_per_s=1e9)))
-    assert slow.tbt_ms.mean > 2 * fast.tbt_ms.mean
+    # The decode side answers: the first token waits for the KV, those after it do not.
+    assert slow.ttft_ms.mean > 1.5 * fast.ttft_ms.mean and slow.tbt_ms.mean < 1.5 * fast.tbt_ms.mean
 
 
 def test_layer_wise_transfer_hides_the_network() -> None:
     narrow = replace(BASE, engine=replace(BASE.engine, nic_bytes_per_s=5e9))
-    assert summary(narrow).tbt_ms.mean < summary(on(narrow, layerwise=False)).tbt_ms.mean
+    assert summary(narrow).ttft_ms.mean < summary(on(narrow, layerwise=False)).ttft_ms.mean
 
 
 def test_elastic_decode_nodes_take_over_what_prefill_nodes_cannot() -> None:
@@ -149,7 +150,7 @@ def test_held_requests_are_served_when_the_burst_is_over_and_their_ttft_counts_f
         ),
         prefill_nodes=6,
     )
-    held = simulate(replace(refused, hold_ms=2000.0))
+    held = simulate(replace(refused, scheduling=Settings(admission="priced", hold_ms=2000.0)))
     assert 0 < held.summary.rejected_requests < summary(refused).rejected_requests
     late = [o for o in held.outcomes if o.is_served and o.ttft_ms - o.predicted_ttft_ms > 1900.0]
     assert late and held.summary.ttft_ms.max < 25_000.0

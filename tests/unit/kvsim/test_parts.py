@@ -175,10 +175,16 @@ def test_runs_of_steps_are_the_steps_one_by_one(drawn: list[tuple[int, int, int]
     jobs = [(at * 1e-3 + 0.000137, prompt, output) for at, prompt, output in drawn]
     model = DecodeModel(10.0317, 0.5, 1e-3)
     agenda, ends = Agenda(), {}
-    node = DecodeNode(agenda, model, 1 << 30, 1000, lambda job, now: ends.setdefault(job.outcome.number, now))
+    node = DecodeNode(
+        agenda,
+        model,
+        1 << 30,
+        1000,
+        lambda job, now: None,
+        lambda job, now: ends.setdefault(job.outcome.number, now),
+    )
     for number, (at, prompt, output) in enumerate(jobs):
         job = Job(number, TraceRequest(at, prompt, output), 512)
-        job.first_token_at = at
         agenda.at(at, lambda now, j=job: node.join(j, now))
     agenda.run()
     expected = naive_decode(jobs, model)
@@ -187,13 +193,21 @@ def test_runs_of_steps_are_the_steps_one_by_one(drawn: list[tuple[int, int, int]
 
 
 def test_a_full_node_makes_requests_wait_but_none_forever() -> None:
-    agenda, ended = Agenda(), []
-    node = DecodeNode(agenda, DecodeModel(10.0, 0.0, 0.0), 1000, 2, lambda job, now: ended.append(now))
+    agenda, joined, ended = Agenda(), [], []
+    node = DecodeNode(
+        agenda,
+        DecodeModel(10.0, 0.0, 0.0),
+        1000,
+        2,
+        lambda job, now: joined.append(now),
+        lambda job, now: ended.append(now),
+    )
     for number in range(5):
         node.join(Job(number, TraceRequest(0.0, 600 if number != 3 else 5000, 11), 512), 0.0)
     assert len(node.batch) == 1 and node.num_waiting == 4
     agenda.run()
     assert ended == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert joined == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_steps_within_is_the_least_number_that_takes_so_long() -> None:
