@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcore.errors import ConfigError
+from router.conductor import endpoints as conductor
 from router.http.request import Request
 from router.http.response import Response, error_response, json_response
 from router.http.server import ClientConnection
@@ -27,7 +28,12 @@ def respond(router: "Router", client: ClientConnection, request: Request) -> Res
             )
     elif not is_local(client.transport.get_extra_info("peername")):
         return error_response(403, "without --api-key only clients on the router's host may ask for this")
-    return PATHS[request.path](router, request)
+    try:
+        return PATHS[request.path](router, request)
+    except Exception:
+        # A bug of ours costs this one request, not the router.
+        logger.exception("internal error", extra={"path": request.path.decode()})
+        return error_response(500, "internal error of the router; its log says more")
 
 
 def is_local(peer: object) -> bool:
@@ -47,4 +53,10 @@ def _reload(router: "Router", request: Request) -> Response:
         return error_response(409, f"the configuration stays as it was: {error}", code="not_reloaded")
 
 
-PATHS: dict[bytes, Callable[["Router", Request], Response]] = {b"/reload": _reload}
+PATHS: dict[bytes, Callable[["Router", Request], Response]] = {
+    b"/reload": _reload,
+    b"/register": conductor.register,
+    b"/unregister": conductor.unregister,
+    b"/query": conductor.query,
+    b"/query_by_hash": conductor.query_by_hash,
+}

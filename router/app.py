@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvcore.errors import ConfigError
 from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
+from router.conductor.service import Conductor
 from router.config import RouterConfig
 from router.core.cluster_book import ClusterBook
 from router.core.policies import make_policy
@@ -98,6 +99,7 @@ class Router:
             if has_events and not config.prompts.tokenizer:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
         self.bootstrap = BootstrapDirectory(config)
+        self.conductor = Conductor(config.index.max_size_bytes)
         self._loads = LoadMonitor(self.cluster, config.load)
         self._health = HealthMonitor(self.cluster, config.health)
         self._server: asyncio.Server | None = None
@@ -146,6 +148,7 @@ class Router:
         await self._health.close()
         await self._loads.close()
         await self.bootstrap.close()
+        await self.conductor.close()
         if self.events is not None:
             await self.events.close()
         if self.prompts is not None:
@@ -189,6 +192,7 @@ class Router:
                 connection.sweep(now)
             self.cluster.sweep(now)
             self.watch.tick(now)
+            self.conductor.index.sweep()
             if self.events is not None:
                 self.events.sweep()
 

@@ -8,7 +8,7 @@ recently used first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,6 +20,10 @@ from router.core.levels import levels
 BLOCK_SIZE_BYTES = 64 + 2 * 48 + 2 * 60 + 48  # struct, two hashes, two dict entries, a mask of its own
 LEAF_SIZE_BYTES = 192
 ALIAS_SIZE_BYTES = 160  # one more engine hash for the same block: another recipe, another entry
+
+
+# (bytes of a block, hash of its prefix or a root's seed) -> hash of the prefix that it ends.
+HashBlock = Callable[[bytes, int], int]
 
 
 class Block(msgspec.Struct, gc=False, eq=False):
@@ -40,7 +44,8 @@ class Block(msgspec.Struct, gc=False, eq=False):
 class BlockTable:
     """`alive` masks the slots that count: bits outside it are leftovers that `sweep` removes."""
 
-    def __init__(self, max_size_bytes: int) -> None:
+    def __init__(self, max_size_bytes: int, hash_block: HashBlock = xxh3) -> None:
+        self._hash_block = hash_block
         self.max_size_bytes = max_size_bytes
         self.alive = -1
         self.num_evicted = 0
@@ -97,6 +102,7 @@ class BlockTable:
         known already: a prefix many engines hold is hashed once.
         """
         blocks, by_engine_hash, leaves = self._blocks, self._by_engine_hash, self._leaves
+        hash_block = self._hash_block
         fresh = False  # whether `parent` was created here and is not among the leaves yet
         old_holders, new_holders = 0, slot_bit  # equal masks share one int
         for index, engine_hash in enumerate(engine_hashes):
@@ -105,7 +111,7 @@ class BlockTable:
                 own_hash = seed if parent is None else parent.own_hash
                 if extra_keys is not None and extra_keys[index] is not None:
                     own_hash = mix_extra(own_hash, extra_keys[index])
-                own_hash = xxh3(data[index * block_bytes : (index + 1) * block_bytes], own_hash)
+                own_hash = hash_block(data[index * block_bytes : (index + 1) * block_bytes], own_hash)
                 block = blocks.get(own_hash)
                 if block is None:
                     if parent is None:

@@ -7,12 +7,13 @@ what arrives and carries out the `ReplayFrom` it gets back.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from kvcore.errors import RemoteProtocolError
-from kvcore.wire.events import decode_batch
-from router.core.prefix_index import PrefixIndex
+from kvcore.wire.events import Event, decode_batch
 
 MAX_HELD_BATCHES = 20_000
 
@@ -37,8 +38,16 @@ class FeedStats(msgspec.Struct):
     losses: int = 0  # times something could not be replayed, so that everything was forgotten
 
 
+class EventSink(Protocol):
+    """What a feed tells: a prefix index."""
+
+    def apply(self, worker: int, events: Sequence[Event]) -> None: ...
+
+    def clear_worker(self, worker: int) -> None: ...
+
+
 class EventFeed:
-    def __init__(self, index: PrefixIndex, worker: int, max_held_batches: int = MAX_HELD_BATCHES) -> None:
+    def __init__(self, index: EventSink, worker: int, max_held_batches: int = MAX_HELD_BATCHES) -> None:
         self.stats = FeedStats()
         self._index = index
         self._worker = worker

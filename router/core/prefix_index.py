@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
-from router.core.block_hash import TOKEN_BYTES, root_seed
-from router.core.block_table import BlockTable
+from router.core.block_hash import TOKEN_BYTES, root_seed, xxh3
+from router.core.block_table import BlockTable, HashBlock
 from router.core.placement import Placement, PredictedPlacements
 from router.core.view import NO_WORKER, InstanceState
 
@@ -76,6 +76,11 @@ class IndexMatch(msgspec.Struct, frozen=True, gc=False):
             found.append(blocks)
         return found
 
+    def depth_on(self, worker: int, medium: Medium) -> int:
+        """Leading blocks it has on this medium, by its events."""
+        slots = self.slots[worker * _SLOTS + 1 + medium]
+        return next((depth for depth, holders in self.levels if holders & slots), 0)
+
     def blocks_by_medium(self, instance: InstanceState) -> tuple[int, int, int, int]:
         counts = [0] * _MEDIA
         reached = 0
@@ -98,13 +103,17 @@ class PrefixIndex:
     """
 
     def __init__(
-        self, block_size_tokens: int, max_size_bytes: int = 512 << 20, predicted_ttl_s: float = 30.0
+        self,
+        block_size_tokens: int,
+        max_size_bytes: int = 512 << 20,
+        predicted_ttl_s: float = 30.0,
+        hash_block: HashBlock = xxh3,
     ) -> None:
         if block_size_tokens < 1:
             raise ValueError(f"block_size_tokens must be positive, not {block_size_tokens}")
         self.block_size_tokens = block_size_tokens
         self.stats = IndexStats()
-        self.table = BlockTable(max_size_bytes)
+        self.table = BlockTable(max_size_bytes, hash_block)
         self._block_bytes = block_size_tokens * TOKEN_BYTES
         self._placements = PredictedPlacements(predicted_ttl_s)
         self.worker_ids: dict[int, str] = {}
