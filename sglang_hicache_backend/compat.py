@@ -1,4 +1,4 @@
-"""The only module that knows where SGLang 0.5.23 keeps what we need."""
+"""The only module that knows how SGLang 0.5.22 and 0.5.23 differ, and where they keep what we need."""
 
 import json
 from pathlib import Path
@@ -78,8 +78,9 @@ def rank_facts(storage_config: HiCacheStorageConfig) -> RankFacts:
         pp_size=storage_config.pp_size,
         attn_cp_rank=storage_config.attn_cp_rank,
         attn_cp_size=storage_config.attn_cp_size,
-        dcp_rank=storage_config.dcp_rank,
-        dcp_size=storage_config.dcp_size,
+        # Since 0.5.23.
+        dcp_rank=getattr(storage_config, "dcp_rank", 0),
+        dcp_size=getattr(storage_config, "dcp_size", 1),
         is_replicated=storage_config.is_mla_model,
     )
 
