@@ -203,7 +203,7 @@ class RouterMetrics:
         yield gauge(names.ACTIVE_REQUESTS, "requests being answered", [((), self.active_requests)])
         yield gauge(names.CLIENT_CONNECTIONS, "open client connections", [((), self.client_connections)])
         instances = [((i.url, i.role.value), i) for i in cluster.instances.values()]
-        labels = ("instance", "role")
+        labels = ("engine", "role")
         yield gauge(
             names.INSTANCE_IN_FLIGHT,
             "requests of this router on an instance",

@@ -81,7 +81,7 @@ def test_every_family_is_in_the_exposition() -> None:
     metrics = RouterMetrics()
     metrics.retries["answer", "lost"] += 2
     text = exposition(metrics.families(cluster, 0.0)).decode()
-    assert 'mooncake_router_instance_in_flight{instance="http://a:1",role="prefill"} 0.0' in text
+    assert 'mooncake_router_instance_in_flight{engine="http://a:1",role="prefill"} 0.0' in text
     assert 'mooncake_router_retries_total{leg="answer",reason="lost"} 2.0' in text
     assert "mooncake_router_decode_only_total 0.0" in text
 
