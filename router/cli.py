@@ -18,7 +18,7 @@ from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
-from router import profile, register
+from router import profile
 from router.app import Router
 from router.config import RouterConfig
 from router.core.policies import POLICIES
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] == ["profile"]:
         return profile.main(given[1:])
     if given[:1] == ["register"]:
-        return register.main(given[1:])
+        return _register(given[1:])
     try:
         config, args = read_config(given)
         specs = config.instance_specs()
@@ -198,6 +198,17 @@ async def _serve(
         if ready_file is not None:
             _remove(Path(ready_file))
     return 0
+
+
+def _register(argv: Sequence[str]) -> int:
+    try:
+        from router import register  # its library comes with an extra of its own
+    except ImportError as error:
+        print(
+            f"mooncake-router register: {error}; pip install 'mooncake-kv-suite[discovery]'", file=sys.stderr
+        )
+        return 2
+    return register.main(argv)
 
 
 def _reload(router: Router) -> None:
