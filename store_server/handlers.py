@@ -67,13 +67,11 @@ def _reserve(connection: "StoreConnection", request: m.Reserve, now: float) -> m
     return None
 
 
-def _connect_queue_pair(
-    connection: "StoreConnection", request: m.ConnectQueuePair, now: float
-) -> m.ConnectQueuePairReply:
+def _connect_queue_pair(connection: "StoreConnection", request: m.ConnectQueuePair, now: float) -> None:
     rdma = connection.server.rdma
     if rdma is None or not connection.client.may_touch_pool:
         raise RequestRefused(m.ErrorCode.FORBIDDEN, "the rdma plane is not offered to this client")
-    return rdma.connect(connection.session, request)
+    rdma.connect(connection.session, request, connection.send)
 
 
 def _disconnect_queue_pair(

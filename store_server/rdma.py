@@ -4,8 +4,10 @@ The store posts nothing and gets no completions: clients read and write by thems
 who can, and to destroy a vanished client's queue pairs before anything it was writing to is used again.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -23,13 +25,17 @@ from kvcore.wire.messages import (
     ConnectQueuePairReply,
     DisconnectQueuePair,
     ErrorCode,
+    ErrorReply,
+    QueuePairAddress,
     RdmaOffer,
+    Reply,
 )
 from store_server.core.objects import Session
 
 logger = logging.getLogger(__name__)
 
 MAX_PAIRS_PER_CLIENT = 32
+CONNECTING_THREADS = 4
 
 
 class _OpenDevice:
@@ -59,6 +65,7 @@ class RdmaPoint:
         device_names: str,
         access_ended: Callable[[Session], None],
         load: Callable[[], Binding],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         """RdmaUnavailable: there is no device, or none takes the pool. ConfigError: no device of that
         name."""
@@ -66,6 +73,9 @@ class RdmaPoint:
         self._pool_address: int = memory.ctypes.data
         self._pool_size_bytes = memory.nbytes
         self._access_ended = access_ended
+        self._loop = loop
+        self._threads = ThreadPoolExecutor(CONNECTING_THREADS, "rdma-connect")
+        self._connecting: dict[int, int] = {}  # by session; without an entry the session has ended
         self._devices: dict[str, _OpenDevice] = {}
         self._pairs: dict[int, dict[tuple[str, int], QueuePair]] = {}
         binding = load()
@@ -90,29 +100,38 @@ class RdmaPoint:
     def offer(self) -> RdmaOffer:
         return RdmaOffer(list(self._devices), self._pool_size_bytes)
 
-    def connect(self, session: Session, request: ConnectQueuePair) -> ConnectQueuePairReply:
-        """RequestRefused, to be tried again later, when the device cannot."""
+    def connect(self, session: Session, request: ConnectQueuePair, answer: Callable[[Reply], None]) -> None:
+        """Answers later, from the loop: connecting resolves the peer's address, which can take seconds when
+        the peer is not there. RequestRefused at once for what cannot be."""
         opened = self._devices.get(request.device)
         if opened is None:
             raise RequestRefused(ErrorCode.BAD_REQUEST, f"the pool is not on a device {request.device!r}")
         own = self._pairs.setdefault(session.number, {})
-        if len(own) >= MAX_PAIRS_PER_CLIENT:
-            raise RequestRefused(
-                ErrorCode.OVER_LIMIT, f"a client may have {MAX_PAIRS_PER_CLIENT} queue pairs"
-            )
-        try:
-            pair = opened.device.queue_pair(opened.completions, max_requests=1, remote_access=True)
-            try:
-                pair.connect(request.address, PathOptions())
-                address = pair.address
-            except RdmaUnavailable:
+        connecting = self._connecting.get(session.number, 0)
+        if len(own) + connecting >= MAX_PAIRS_PER_CLIENT:
+            raise RequestRefused(ErrorCode.OVER_LIMIT, f"a client may have {MAX_PAIRS_PER_CLIENT} queue
+            pairs")
+        self._connecting[session.number] = connecting + 1
+
+        def connected(future: "asyncio.Future[QueuePair]") -> None:
+            still_here = self._connecting.pop(session.number, 0) - 1
+            if still_here > 0:
+                self._connecting[session.number] = still_here
+            error = future.exception()
+            if error is not None:
+                answer(ErrorReply(request.id, ErrorCode.NOT_READY, str(error), retryable=True))
+                return
+            pair = future.result()
+            if still_here < 0:
                 pair.close()
-                raise
-        except RdmaUnavailable as error:
-            raise RequestRefused(ErrorCode.NOT_READY, str(error), retryable=True) from error
-        own[request.device, pair.number] = pair
-        session.num_queue_pairs += 1
-        return ConnectQueuePairReply(request.id, address, self._pool_address, opened.region.remote_key)
+                return
+            own[request.device, pair.number] = pair
+            session.num_queue_pairs += 1
+            region = opened.region
+            answer(ConnectQueuePairReply(request.id, pair.address, region.address, region.remote_key))
+
+        making = self._loop.run_in_executor(self._threads, _connected_pair, opened, request.address)
+        making.add_done_callback(connected)
 
     def disconnect(self, session: Session, request: DisconnectQueuePair) -> None:
         """One that is not there (any more) is no error: the client only wants to be sure."""
@@ -121,11 +140,14 @@ class RdmaPoint:
             self._destroy(session, pair)
 
     def withdraw(self, session: Session) -> None:
-        """Its connection has ended."""
+        """Its connection has ended; a queue pair that is being connected will find nobody."""
+        self._connecting.pop(session.number, None)
         for pair in self._pairs.pop(session.number, {}).values():
             self._destroy(session, pair)
 
     def close(self) -> None:
+        """When all connections have ended."""
+        self._threads.shutdown()
         for own in self._pairs.values():
             for pair in own.values():
                 pair.close()
@@ -138,3 +160,14 @@ class RdmaPoint:
         pair.close()
         session.num_queue_pairs -= 1
         self._access_ended(session)
+
+
+def _connected_pair(opened: _OpenDevice, peer: QueuePairAddress) -> QueuePair:
+    """In a thread. RdmaUnavailable when the device cannot."""
+    pair = opened.device.queue_pair(opened.completions, max_requests=1, remote_access=True)
+    try:
+        pair.connect(peer, PathOptions())
+    except RdmaUnavailable:
+        pair.close()
+        raise
+    return pair

@@ -315,7 +315,9 @@ class StoreServer:
         """A host without RDMA is no error: clients of it use the other planes."""
         access_ended = self.store.writes.access_ended
         try:
-            self.rdma = RdmaPoint(self.pool.view, self.config.device_name, access_ended, self._load_verbs)
+            self.rdma = RdmaPoint(
+                self.pool.view, self.config.device_name, access_ended, self._load_verbs, self._loop
+            )
         except RdmaUnavailable as error:
             level = logging.WARNING if self.config.device_name else logging.INFO
             logger.log(level, "the rdma plane is not offered: %s", error)
