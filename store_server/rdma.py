@@ -109,8 +109,9 @@ class RdmaPoint:
         own = self._pairs.setdefault(session.number, {})
         connecting = self._connecting.get(session.number, 0)
         if len(own) + connecting >= MAX_PAIRS_PER_CLIENT:
-            raise RequestRefused(ErrorCode.OVER_LIMIT, f"a client may have {MAX_PAIRS_PER_CLIENT} queue
-            pairs")
+            raise RequestRefused(
+                ErrorCode.OVER_LIMIT, f"a client may have {MAX_PAIRS_PER_CLIENT} queue pairs"
+            )
         self._connecting[session.number] = connecting + 1
 
         def connected(future: "asyncio.Future[QueuePair]") -> None:
