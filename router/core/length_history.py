@@ -24,13 +24,14 @@ REFRESH_SAMPLES = 32
 class _Histogram:
     """Old samples fade because newer ones weigh more: adding one touches one bucket."""
 
-    __slots__ = ("length", "lengths", "next_weight", "total", "weights")
+    __slots__ = ("end", "length", "lengths", "next_weight", "total", "weights")
 
     def __init__(self) -> None:
         self.weights = [0.0] * NUM_BUCKETS
         self.lengths = [0.0] * NUM_BUCKETS  # weighted sum of the lengths in each bucket
         self.total = self.length = 0.0  # their sums
         self.next_weight = 1.0
+        self.end = 0  # no bucket from here on has ever been touched
 
     @property
     def num_samples(self) -> float:
@@ -40,6 +41,8 @@ class _Histogram:
     def add(self, tokens: int) -> None:
         weight = self.next_weight
         bucket = bucket_of(tokens)
+        if bucket >= self.end:
+            self.end = bucket + 1
         self.weights[bucket] += weight
         self.lengths[bucket] += weight * tokens
         self.total += weight
@@ -51,7 +54,7 @@ class _Histogram:
     def mean(self, max_tokens: int) -> float:
         expected = self.length
         if max_tokens:
-            for bucket in range(bucket_of(max_tokens), NUM_BUCKETS):
+            for bucket in range(bucket_of(max_tokens), self.end):
                 excess = self.lengths[bucket] - self.weights[bucket] * max_tokens
                 if excess > 0:
                     expected -= excess
