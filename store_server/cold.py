@@ -83,7 +83,10 @@ class SsdColdTier:
                     self._on_written(outcome.request.key)
                     if self._placements is not None:
                         self._placements.stored((outcome.request.key,), Tier.SSD)
-                store.space.written(outcome.request.token, outcome.status)
+                if isinstance(outcome.request.token, StoredObject):
+                    store.space.written(outcome.request.token, outcome.status)
+                else:
+                    outcome.request.token(outcome)
             elif isinstance(outcome, Loaded):
                 token = outcome.request.token
                 if not isinstance(token, StoredObject):
@@ -135,6 +138,14 @@ class SsdColdTier:
         return None if location is None else ColdObject(location.size_bytes, location.num_layers)
 
     def write_back(self, obj: StoredObject) -> Acceptance:
+        return self._write(obj, obj)
+
+    def copy(self, obj: StoredObject, on_written: Callable[[Written], None]) -> Acceptance:
+        """Written as well as kept in DRAM; the caller counts as a user of the bytes until it is told the end
+        of it, by `poll`."""
+        return self._write(obj, on_written)
+
+    def _write(self, obj: StoredObject, token: StoredObject | Callable[[Written], None]) -> Acceptance:
         if not self.quotas.fits(obj.key, obj.size_bytes):
             return Acceptance.REFUSED
         acceptance = self._tier.write(
@@ -144,7 +155,7 @@ class SsdColdTier:
                 obj.size_bytes,
                 obj.num_layers,
                 given_checksums(obj),
-                obj,
+                token,
             )
         )
         if acceptance is Acceptance.QUEUED:
@@ -153,6 +164,9 @@ class SsdColdTier:
 
     def has_copy(self, key: bytes) -> bool:
         return key in self._tier
+
+    def tiers_of(self, key: bytes) -> bytes:
+        return bytes([Tier.SSD]) if key in self._tier else b""
 
     def load(self, obj: StoredObject) -> bool:
         return self._tier.read(ReadRequest(obj.key, views_of(self._pool, obj), obj))

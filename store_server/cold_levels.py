@@ -52,8 +52,6 @@ class ColdLevels:
             await asyncio.to_thread(self.ssd.open, pool)
         if self.remote is not None:
             self.remote.open(pool)
-        if self._copier is not None:
-            self._copier.open(pool)
 
     async def close(self, grace_s: float) -> None:
         """What was accepted is written, to the remote within `grace_s`; then nothing touches the pool."""
@@ -72,6 +70,10 @@ class ColdLevels:
             self.ssd.poll(store)
         if self._copier is not None:
             self._copier.proceed(store)
+
+    def level(self, tier: Tier) -> SsdColdTier | RemoteColdTier | None:
+        """None when this store has no such level."""
+        return {Tier.SSD: self.ssd, Tier.REMOTE: self.remote}.get(tier)
 
     def stats(self) -> dict[str, float]:
         parts = (self.ssd, self.remote, self._copier)
@@ -116,6 +118,9 @@ class ColdLevels:
 
     def has_copy(self, key: bytes) -> bool:
         return self._first.has_copy(key)
+
+    def tiers_of(self, key: bytes) -> bytes:
+        return b"".join(level.tiers_of(key) for level in (self.ssd, self.remote) if level is not None)
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         """What no SSD takes (all have failed, or it is larger than they hold) goes to the remote at once."""

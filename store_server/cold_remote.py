@@ -126,8 +126,18 @@ class RemoteColdTier:
     def has_copy(self, key: bytes) -> bool:
         return key in self._tier
 
+    def tiers_of(self, key: bytes) -> bytes:
+        return bytes([Tier.REMOTE]) if self._tier.find(key) else b""
+
     def write_back(self, obj: StoredObject) -> Acceptance:
         return self.write(obj.key, obj.num_layers, views_of(self._pool, obj), given_checksums(obj), obj)
+
+    def copy(self, obj: StoredObject, on_written: Callable[[Written], None]) -> Acceptance:
+        """Written as well as kept in DRAM; the caller counts as a user of the bytes until it is told the end
+        of it, by `poll`."""
+        return self.write(
+            obj.key, obj.num_layers, views_of(self._pool, obj), given_checksums(obj), on_written
+        )
 
     def load(self, obj: StoredObject) -> bool:
         return self._tier.read(ReadRequest(obj.key, views_of(self._pool, obj), obj))

@@ -9,7 +9,7 @@ from functools import partial
 
 from kvcore import metrics
 from kvcore.wire.messages import Status
-from store_server.cold import SsdColdTier, given_checksums, views_of
+from store_server.cold import SsdColdTier
 from store_server.cold_remote import RemoteColdTier
 from store_server.core.objects import StoredObject
 from store_server.core.store import Store
@@ -26,18 +26,13 @@ class Copier:
     def __init__(self, ssd: SsdColdTier, remote: RemoteColdTier) -> None:
         self._ssd = ssd
         self._remote = remote
-        self._pool = memoryview(b"")
         self._pending: OrderedDict[bytes, None] = OrderedDict()
         self._reading_bytes = 0
         self._num_missed = 0
 
-    def open(self, pool: memoryview) -> None:
-        self._pool = pool
-
     def close(self) -> None:
         """Begins nothing any more."""
         self._pending.clear()
-        self._pool = memoryview(b"")
 
     @property
     def metadata_bytes(self) -> int:
@@ -80,8 +75,7 @@ class Copier:
             store.space.release((obj,))
             self._retry_if_failed(outcome)
 
-        views = views_of(self._pool, obj)
-        acceptance = self._remote.write(obj.key, obj.num_layers, views, given_checksums(obj), copied)
+        acceptance = self._remote.copy(obj, copied)
         if acceptance is Acceptance.QUEUED:
             obj.users += 1
         return self._is_taken(acceptance, obj.key)

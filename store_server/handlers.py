@@ -86,6 +86,10 @@ def _evict(connection: "StoreConnection", request: m.Evict, now: float) -> None:
     connection.server.evict(request, connection.client.prefix, connection.send)
 
 
+def _change_replica(connection: "StoreConnection", request: m.ChangeReplica, now: float) -> m.Reply | None:
+    return connection.server.replicas.change(request, connection.send)
+
+
 def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.StatsReply:
     server, client = connection.server, connection.client
     return m.StatsReply(
@@ -137,6 +141,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Unpin: lambda conn, request, now: conn.server.store.upkeep.unpin(request),
     m.Remove: lambda conn, request, now: conn.server.store.upkeep.remove(request),
     m.Evict: _evict,
+    m.ChangeReplica: _change_replica,
     m.ListKeys: _list_keys,
     m.Stats: _stats,
     m.Drain: _drain,

@@ -16,7 +16,16 @@ from kvcore.errors import RequestRefused
 from kvcore.transport.host import host_id
 from kvcore.transport.verbs import Binding, RdmaUnavailable, load_binding
 from kvcore.units import format_size
-from kvcore.wire.messages import ErrorReply, Evict, EvictReply, Reply, ShmOffer, Tier
+from kvcore.wire.messages import (
+    ErrorCode,
+    ErrorReply,
+    Evict,
+    EvictReply,
+    EvictStrategy,
+    Reply,
+    ShmOffer,
+    Tier,
+)
 from store_server.attach import AttachPoint
 from store_server.checker import Checker
 from store_server.cold_levels import ColdLevels
@@ -33,6 +42,7 @@ from store_server.file_limit import affordable_connections
 from store_server.payload import PayloadViews
 from store_server.pool import Pool, check_available
 from store_server.rdma import RdmaPoint
+from store_server.replicas import ReplicaKeeper
 from store_server.runtime_dir import RuntimeDir
 from store_server.tenants import Tenants
 from store_server.tls import server_context
@@ -87,6 +97,7 @@ class StoreServer:
         self.stopping = asyncio.Event()
         """Set when the process is to end: by a signal, or by a drain that was asked for that."""
         self.drainer = Drainer(self.store, self.clock, self.stopping.set)
+        self.replicas = ReplicaKeeper(self.store, self._cold, config.max_waiting_keys)
         self.checker = Checker(self.store, self._cold.ssd if self._cold is not None else None, self.views)
         self.tcp_port = 0
         self.unix_path = Path()
@@ -237,6 +248,12 @@ class StoreServer:
     def evict(self, request: Evict, owner: bytes, answer: Callable[[Reply], None]) -> None:
         """In slices, so that evicting a million objects stops nobody for long. Of a tenant only what is its
         own goes."""
+        try:
+            strategy = EvictStrategy(request.strategy)
+        except ValueError:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST, f"no such strategy of eviction: {request.strategy}"
+            ) from None
         space = self.store.space
         free_bytes = request.size_bytes or space.capacity_bytes
         num_objects = size_bytes = 0
@@ -244,9 +261,11 @@ class StoreServer:
         def evict_slice() -> None:
             nonlocal num_objects, size_bytes
             if owner == OPERATOR:
-                objects, freed_bytes, is_done = space.evict_some(_EVICTION_SLICE, free_bytes)
+                objects, freed_bytes, is_done = space.evict_some(_EVICTION_SLICE, free_bytes, strategy)
             else:
-                objects, freed_bytes, is_done = space.evict_some_of(owner, _EVICTION_SLICE, free_bytes)
+                objects, freed_bytes, is_done = space.evict_some_of(
+                    owner, _EVICTION_SLICE, free_bytes, strategy
+                )
             num_objects += objects
             size_bytes += freed_bytes
             if is_done:
@@ -303,6 +322,7 @@ class StoreServer:
         if self._cold is None:
             return
         self._cold.poll(self.store)
+        self.replicas.proceed()
         self.drainer.progressed()
         self.store.retry_for_room()
         if self.store.space.is_above_high_watermark:

@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from kvcore.client.link import DEFAULT_TIMEOUT_MS
 from kvcore.client.names import key_runs, named_all
 from kvcore.transport.channel import Outcome
 from kvcore.transport.parts import statuses_of
 from kvcore.wire import messages as m
-from kvcore.wire.messages import KeyInfo, Message, PinKind, Status, Tier
+from kvcore.wire.messages import EvictStrategy, KeyInfo, Message, PinKind, Status, Tier
+
+_PREFETCH_WAIT_MS = 4_000  # less than a client waits for an answer
 
 
 class AsyncManagement(ABC):
@@ -53,10 +56,37 @@ class AsyncManagement(ABC):
                 infos += [None] * len(run)
         return infos
 
-    async def prefetch(self, keys: Sequence[str | bytes]) -> list[Status]:
-        """Has objects that are on disk brought to DRAM and waits for it; make it a task to go on meanwhile.
-        Results as those of the blocking client."""
-        return await self._ask_statuses(m.Await, keys, 0, 0)
+    async def prefetch(self, keys: Sequence[str | bytes], tier: Tier = Tier.DRAM) -> list[Status]:
+        """Has objects from slower levels brought to DRAM, or to `tier`, and waits for it; make it a task to
+        go on meanwhile. Results as those of the blocking client."""
+        if tier is Tier.DRAM:
+            return await self._ask_statuses(m.Await, keys, 0, 0)
+        return await self.change_replica(keys, add=tier, wait_ms=_PREFETCH_WAIT_MS)
+
+    async def change_replica(
+        self,
+        keys: Sequence[str | bytes],
+        *,
+        add: Tier | None = None,
+        drop: Tier | None = None,
+        wait_ms: int = 0,
+    ) -> list[Status]:
+        """As that of the blocking client."""
+        names = named_all(keys)
+        statuses = [Status.OK] * len(names)
+        if add is not None:
+            timeout_ms = wait_ms + DEFAULT_TIMEOUT_MS
+            statuses = await self._ask_statuses(
+                m.ChangeReplica, names, int(add), True, wait_ms, timeout_ms=timeout_ms
+            )
+        if drop is not None:
+            added = [index for index, status in enumerate(statuses) if status is Status.OK]
+            dropped = await self._ask_statuses(
+                m.ChangeReplica, [names[index] for index in added], int(drop), False, 0
+            )
+            for index, status in zip(added, dropped, strict=True):
+                statuses[index] = status
+        return statuses
 
     async def remove(self, key: str | bytes, *, force: bool = False) -> Status:
         return (await self.batch_remove([key], force=force))[0]
@@ -70,9 +100,11 @@ class AsyncManagement(ABC):
     async def unpin(self, key: str | bytes) -> Status:
         return (await self._ask_statuses(m.Unpin, [key]))[0]
 
-    async def evict(self, size_bytes: int = 0) -> tuple[int, int]:
+    async def evict(
+        self, size_bytes: int = 0, strategy: EvictStrategy = EvictStrategy.SAVE
+    ) -> tuple[int, int]:
         """Has the store make that many bytes of DRAM free (0: all it can): (objects, bytes)."""
-        outcome, _ = await self._ask(m.Evict, (size_bytes,))
+        outcome, _ = await self._ask(m.Evict, (size_bytes, int(strategy)))
         return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
 
     async def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
@@ -85,10 +117,14 @@ class AsyncManagement(ABC):
         return outcome.values if isinstance(outcome, m.StatsReply) else {}
 
     async def _ask_statuses(
-        self, kind: type[Message], keys: Sequence[str | bytes], *fields: object
+        self,
+        kind: type[Message],
+        keys: Sequence[str | bytes],
+        *fields: object,
+        timeout_ms: float | None = None,
     ) -> list[Status]:
         statuses: list[Status] = []
         for run in key_runs(named_all(keys), self._max_keys or len(keys) or 1):
-            outcome, _ = await self._ask(kind, (run, *fields))
+            outcome, _ = await self._ask(kind, (run, *fields), timeout_ms)
             statuses += statuses_of(outcome, len(run))
         return statuses

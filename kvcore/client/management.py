@@ -17,7 +17,7 @@ from kvcore.transport.parts import (
     statuses_of,
 )
 from kvcore.wire import messages as m
-from kvcore.wire.messages import KeyInfo, Message, PinKind, Status, Tier
+from kvcore.wire.messages import EvictStrategy, KeyInfo, Message, PinKind, Status, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,11 @@ class Management:
                 infos += [None] * len(run)
         return infos
 
-    def prefetch(self, keys: Sequence[str | bytes]) -> Transfer:
-        """Has objects that are on disk brought to DRAM; returns at once. Its `wait` tells for each key OK (it
-        is in DRAM), MISSING (it is nowhere, or there is no room for it), or TIMED_OUT (it comes all the
-        same). More than DRAM can hold does not push itself out: what came first stays."""
+    def prefetch(self, keys: Sequence[str | bytes], tier: Tier = Tier.DRAM) -> Transfer:
+        """Has objects from slower levels brought to DRAM (or, with `tier`, copied to that level); returns at
+        once. Its `wait` tells for each key OK (it is there), MISSING (it is nowhere), FULL (there is no room
+        for it), or TIMED_OUT / PENDING (it comes all the same). More than DRAM can hold does not push itself
+        out: what came first stays."""
         names = named_all(keys)
         link = self._keeper.current()
         if link is None:
@@ -82,8 +83,8 @@ class Management:
         parts: list[StatusPart] = []
         first = 0
         for run in key_runs(names, link.connection.max_keys):
-            # An Await that waits for no writer waits for the disk alone.
-            call = link.connection.start(m.Await, (run, 0, 0), stall_s=self._timeout_s)
+            kind, fields = prefetching(run, tier, self._timeout_s)
+            call = link.connection.start(kind, fields, stall_s=self._timeout_s)
             parts.append(StatusPart(call, range(first, first + len(run)), [0] * len(run)))
             first += len(run)
         statuses = [Status.INVALID] * len(names)
@@ -110,11 +111,40 @@ class Management:
     def batch_unpin(self, keys: Sequence[str | bytes]) -> list[Status]:
         return self._ask_statuses(m.Unpin, keys)
 
-    def evict(self, size_bytes: int = 0) -> tuple[int, int]:
+    def change_replica(
+        self,
+        keys: Sequence[str | bytes],
+        *,
+        add: Tier | None = None,
+        drop: Tier | None = None,
+        wait_ms: int = 0,
+    ) -> list[Status]:
+        """Which levels of the store hold a copy: one is added, or dropped, or both in this order. `wait_ms`
+        bounds the wait for the copy to be made; PENDING: it is being made. Statuses as m.ChangeReplica tells
+        them; when a copy could not be added, none is dropped. See `KeyInfo.copies`."""
+        names = named_all(keys)
+        statuses = [Status.OK] * len(names)
+        if add is not None:
+            statuses = self._change(names, add, True, wait_ms)
+        if drop is not None:
+            added = [index for index, status in enumerate(statuses) if status is Status.OK]
+            dropped = self._change([names[index] for index in added], drop, False, 0)
+            for index, status in zip(added, dropped, strict=True):
+                statuses[index] = status
+        return statuses
+
+    def _change(self, names: list[bytes], tier: Tier, is_wanted: bool, wait_ms: int) -> list[Status]:
+        timeout_ms = self._timeout_s * 1e3 + wait_ms
+        return self._ask_statuses(
+            m.ChangeReplica, names, int(tier), is_wanted, wait_ms, timeout_ms=timeout_ms
+        )
+
+    def evict(self, size_bytes: int = 0, strategy: EvictStrategy = EvictStrategy.SAVE) -> tuple[int, int]:
         """Has the store make that many bytes of DRAM free (0: all it can), in its policy's order: (objects,
-        bytes). With an SSD level they are saved there, else they are gone."""
+        bytes). `strategy`: SAVE what no lower level has yet, or take only what has COPIES there, or DISCARD.
+        Without lower levels what goes is gone."""
         self._settle()
-        outcome = self._ask(m.Evict, size_bytes)
+        outcome = self._ask(m.Evict, size_bytes, int(strategy))
         return (outcome.num_objects, outcome.size_bytes) if isinstance(outcome, m.EvictReply) else (0, 0)
 
     def list_keys(self, cursor: int = 0, limit: int = 1000) -> tuple[list[KeyInfo], int]:
@@ -154,13 +184,18 @@ class Management:
         return outcome
 
     def _ask_statuses(
-        self, kind: type[Message], keys: Sequence[str | bytes], *fields: object
+        self,
+        kind: type[Message],
+        keys: Sequence[str | bytes],
+        *fields: object,
+        timeout_ms: float | None = None,
     ) -> list[Status]:
         link = self._keeper.current()
         max_keys = link.connection.max_keys if link else len(keys) or 1
         statuses: list[Status] = []
         for run in key_runs(named_all(keys), max_keys):
-            statuses += statuses_of(self._ask(kind, run, *fields), len(run))
+            outcome = self._ask(kind, run, *fields, deadline=self._deadline(timeout_ms))
+            statuses += statuses_of(outcome, len(run))
         return statuses
 
     def _deadline(self, timeout_ms: float | None) -> float:
@@ -170,6 +205,14 @@ class Management:
         if isinstance(outcome, m.ErrorReply):
             logger.warning("the store refused a request: %s", outcome.message)
         self._counters.add(TIMEOUTS_TOTAL if outcome is Status.TIMED_OUT else UNAVAILABLE_TOTAL)
+
+
+def prefetching(keys: list[bytes], tier: Tier, timeout_s: float) -> tuple[type[Message], tuple[object, ...]]:
+    """The request that brings objects to a tier: for DRAM an Await that waits for no writer, and so for the
+    slower levels alone."""
+    if tier is Tier.DRAM:
+        return m.Await, (keys, 0, 0)
+    return m.ChangeReplica, (keys, int(tier), True, int(timeout_s * 800))
 
 
 def _not_counted(statuses: Sequence[Status], moved_bytes: int) -> None:

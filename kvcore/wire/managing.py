@@ -1,5 +1,7 @@
 """Messages of operators and tools: pins, removal, listing, numbers, maintenance. Tags 40 to 59."""
 
+import enum
+
 import msgspec
 
 from kvcore.wire.vocabulary import Message, PinKind
@@ -22,10 +24,19 @@ class Remove(Message, frozen=True, array_like=True, tag=42):
     force: bool = False
 
 
+class EvictStrategy(enum.IntEnum):
+    """What may go, always in the order of the store's eviction policy."""
+
+    SAVE = 0  # anything; what no lower level has yet is saved there first
+    COPIES = 1  # what a lower level has already: costs no disk or network, and loses nothing
+    DISCARD = 2  # anything, and nothing is saved
+
+
 class Evict(Message, frozen=True, array_like=True, tag=43):
     """Make at least `size_bytes` of DRAM free (0: evict everything evictable). Answered by EvictReply."""
 
     size_bytes: int = 0
+    strategy: int = EvictStrategy.SAVE
 
 
 class EvictReply(Message, frozen=True, array_like=True, tag=44):
@@ -48,6 +59,7 @@ class KeyInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tier: int
     pin: int
     num_leases: int
+    copies: bytes = b""  # every tier that holds it whole, one byte each
 
 
 class ListKeysReply(Message, frozen=True, array_like=True, tag=46):
@@ -110,3 +122,17 @@ class DescribeReply(Message, frozen=True, array_like=True, tag=54):
     """infos[i] is that of keys[i]; its tier is NONE when there is no such object."""
 
     infos: list[KeyInfo]
+
+
+class ChangeReplica(Message, frozen=True, array_like=True, tag=55):
+    """Whether `tier` shall hold a copy of these objects. Answered by StatusReply, at once or within
+    `wait_ms`.
+
+    Wanted: OK it has, PENDING it will have (also after the answer), MISSING there is no such object, FULL it
+    has no room for it. Unwanted: OK it has not, INVALID it is the only copy (that is what Remove is for),
+    LEASED somebody reads or has pinned it, MISSING. INVALID as well when the store has no such tier."""
+
+    keys: list[bytes]
+    tier: int
+    is_wanted: bool = True
+    wait_ms: int = 0

@@ -19,12 +19,14 @@ from kvcore.wire.direct import DisconnectQueuePair as DisconnectQueuePair
 from kvcore.wire.direct import QueuePairAddress as QueuePairAddress
 from kvcore.wire.direct import RdmaOffer as RdmaOffer
 from kvcore.wire.direct import ShmOffer as ShmOffer
+from kvcore.wire.managing import ChangeReplica as ChangeReplica
 from kvcore.wire.managing import Describe as Describe
 from kvcore.wire.managing import DescribeReply as DescribeReply
 from kvcore.wire.managing import Drain as Drain
 from kvcore.wire.managing import DrainReply as DrainReply
 from kvcore.wire.managing import Evict as Evict
 from kvcore.wire.managing import EvictReply as EvictReply
+from kvcore.wire.managing import EvictStrategy as EvictStrategy
 from kvcore.wire.managing import KeyInfo as KeyInfo
 from kvcore.wire.managing import ListKeys as ListKeys
 from kvcore.wire.managing import ListKeysReply as ListKeysReply
@@ -300,6 +302,7 @@ Request = (
     | Drain
     | Verify
     | Describe
+    | ChangeReplica
     | ConnectQueuePair
     | DisconnectQueuePair
 )

@@ -50,6 +50,7 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Drain: m.DrainReply,
     m.Verify: m.VerifyReply,
     m.Describe: m.DescribeReply,
+    m.ChangeReplica: m.StatusReply,
     m.ConnectQueuePair: m.ConnectQueuePairReply,
     m.DisconnectQueuePair: m.Ack,
 }

@@ -79,7 +79,10 @@ class Catalog:
         name = key[skipped_bytes:]
         obj = self.by_key.get(key)
         if (obj is None or not obj.is_sealed) and (place := cold.find(key)):
-            return KeyInfo(name, place.size_bytes, place.num_layers, place.num_layers, place.tier, 0, 0)
+            copies = cold.tiers_of(key)
+            return KeyInfo(
+                name, place.size_bytes, place.num_layers, place.num_layers, place.tier, 0, 0, copies
+            )
         if obj is None:
             return None
         return KeyInfo(
@@ -90,4 +93,5 @@ class Catalog:
             tier=Tier.DRAM,
             pin=obj.pin,
             num_leases=obj.leases,
+            copies=bytes([Tier.DRAM]) + cold.tiers_of(key) if obj.is_sealed else b"",
         )

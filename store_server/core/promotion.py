@@ -51,7 +51,8 @@ class Promotions:
             if key in self._catalog.by_key:
                 continue
             if not self._begin(key):
-                self._waiters.resolve(key, Status.MISSING)
+                is_cold = self._cold.find(key) is not None
+                self._waiters.resolve(key, Status.FULL if is_cold else Status.MISSING)
             elif key in self._waiting:
                 self._waiting.move_to_end(key, last=False)
                 break

@@ -215,9 +215,12 @@ class Reads:
         wait_s = request.wait_ms / 1e3
         if request.wait_ms <= 0:
             # A caller that does not wait for writers still gets what only has to come from disk.
+            is_left = set(promoted)
+            no_room = [key for key in awaited if key not in is_left and self._cold.find(key)]
+            ticket.outcomes.update(dict.fromkeys(no_room, Status.FULL))
             awaited, wait_s = promoted, self._promotion_timeout_s
         if not awaited:
-            return None
+            return ticket if ticket.outcomes else None
         self._waiters.park(ticket, awaited, request.layer_end, now + wait_s)
         return ticket
 

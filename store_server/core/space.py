@@ -8,7 +8,7 @@ until its last user (a transport, a lease, a write to disk, the quarantine of a 
 from collections.abc import Callable, Iterable, Sequence
 
 from kvcore import metrics
-from kvcore.wire.messages import PinKind, Status, Tier
+from kvcore.wire.messages import EvictStrategy, PinKind, Status, Tier
 from store_server.core.allocator import SlabAllocator
 from store_server.core.catalog import Catalog
 from store_server.core.deadlines import Agenda, Deadlines
@@ -171,7 +171,12 @@ class Space:
 
     # ---- evicting --------------------------------------------------------------------------------------
 
-    def evict_some(self, max_objects: int, free_bytes: int | None = None) -> tuple[int, int, bool]:
+    def evict_some(
+        self,
+        max_objects: int,
+        free_bytes: int | None = None,
+        strategy: EvictStrategy = EvictStrategy.SAVE,
+    ) -> tuple[int, int, bool]:
         """Evicts up to `max_objects` until `free_bytes` are free, or will be once they are written back.
         None: so many that the rest is down to the low watermark; those in the cold tier stay readable then.
 
@@ -185,8 +190,8 @@ class Space:
                 return num_objects, size_bytes, True
             if num_objects == max_objects:
                 return num_objects, size_bytes, False
-            victim = self._pick(set(), with_ready=free_bytes is not None)
-            fate = Fate.WAIT if victim is None else write_back.decide(victim)
+            victim = self._pick(set(), with_ready=free_bytes is not None, strategy=strategy)
+            fate = Fate.WAIT if victim is None else self._fate_of(victim, strategy)
             if victim is None or fate is Fate.WAIT:
                 return num_objects, size_bytes, True
             num_objects += 1
@@ -199,7 +204,13 @@ class Space:
             else:
                 self._evict(victim)
 
-    def evict_some_of(self, owner: bytes, max_objects: int, free_bytes: int) -> tuple[int, int, bool]:
+    def evict_some_of(
+        self,
+        owner: bytes,
+        max_objects: int,
+        free_bytes: int,
+        strategy: EvictStrategy = EvictStrategy.SAVE,
+    ) -> tuple[int, int, bool]:
         """As `evict_some`, of one owner's objects, until `free_bytes` of its quota are free."""
         owners = self._owners
         assert owners is not None
@@ -208,7 +219,7 @@ class Space:
         while owners.used_bytes(owner) - self.write_back.in_flight_bytes_of(owner) > goal:
             if num_objects == max_objects:
                 return num_objects, size_bytes, False
-            victim = self._evict_one_of(owner, self.write_back.decide)
+            victim = self._evict_one_of(owner, strategy)
             if victim is None:
                 break
             num_objects += 1
@@ -223,20 +234,24 @@ class Space:
         while (excess_bytes := owners.used_bytes(owner) + needed_bytes - limit_bytes) > 0:
             # What is being written to disk will make room: the writer waits for it.
             is_coming = self.is_making_room and self.write_back.in_flight_bytes_of(owner) >= excess_bytes
-            if is_coming or self._evict_one_of(owner, self._fate_now) is None:
+            if is_coming or self._evict_one_of(owner, self._strategy_now) is None:
                 return Status.FULL
         return Status.OK
 
-    def _fate_now(self, obj: StoredObject) -> Fate:
-        """What becomes of an object whose bytes a put needs."""
-        if self._cold.delays_writers:
+    @property
+    def _strategy_now(self) -> EvictStrategy:
+        """For a put that needs bytes."""
+        return EvictStrategy.SAVE if self._cold.delays_writers else EvictStrategy.DISCARD
+
+    def _fate_of(self, obj: StoredObject, strategy: EvictStrategy) -> Fate:
+        if strategy is EvictStrategy.SAVE:
             return self.write_back.decide(obj)
         return Fate.STORED if self._cold.has_copy(obj.key) else Fate.REFUSED
 
-    def _evict_one_of(self, owner: bytes, fate_of: Callable[[StoredObject], Fate]) -> StoredObject | None:
+    def _evict_one_of(self, owner: bytes, strategy: EvictStrategy) -> StoredObject | None:
         """None: nothing of this owner can go now."""
-        victim = self._pick(set(), owner=owner)
-        fate = Fate.WAIT if victim is None else fate_of(victim)
+        victim = self._pick(set(), owner=owner, strategy=strategy)
+        fate = Fate.WAIT if victim is None else self._fate_of(victim, strategy)
         if victim is None or fate is Fate.WAIT:
             return None
         if fate is Fate.DEPARTED:
@@ -299,7 +314,7 @@ class Space:
                 if not all(self._may_go_with(victim, other) for other in leaving):
                     slabs_tried.add(victim.extents[0] // self.allocator.slab_bytes)
                     continue
-            fates = {obj: self._fate_now(obj) for obj in leaving}
+            fates = {obj: self._fate_of(obj, self._strategy_now) for obj in leaving}
             if Fate.DEPARTED not in fates.values() and Fate.WAIT not in fates.values():
                 for obj in leaving:
                     self._evict(obj)
@@ -312,7 +327,12 @@ class Space:
         return False
 
     def _pick(
-        self, slabs_tried: set[int], *, with_ready: bool = True, owner: bytes | None = None
+        self,
+        slabs_tried: set[int],
+        *,
+        with_ready: bool = True,
+        owner: bytes | None = None,
+        strategy: EvictStrategy = EvictStrategy.SAVE,
     ) -> StoredObject | None:
         """The next victim outside these slabs: of those that have departed, then in the order of eviction.
         With `owner` one of its objects."""
@@ -325,6 +345,8 @@ class Space:
                 in_use.append(entry.key)
                 return False
             if owner is not None and not self._is_of(owner, entry.key):
+                return False
+            if strategy is EvictStrategy.COPIES and not self._cold.has_copy(entry.key):
                 return False
             return not slabs_tried or entry.extents[0] // slab_bytes not in slabs_tried
 

@@ -56,6 +56,10 @@ class ColdTier(Protocol):
         """Whether an object that leaves DRAM need not be written: it is where it would go."""
         ...
 
+    def tiers_of(self, key: bytes) -> bytes:
+        """The tiers that hold it, one byte each."""
+        ...
+
     def write_back(self, obj: StoredObject) -> Acceptance:
         """QUEUED: the object's bytes must not change until `Space.written`."""
         ...
@@ -84,6 +88,9 @@ class NoColdTier:
 
     def has_copy(self, key: bytes) -> bool:
         return False
+
+    def tiers_of(self, key: bytes) -> bytes:
+        return b""
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         return Acceptance.REFUSED

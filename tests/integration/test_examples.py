@@ -55,6 +55,16 @@ OUTPUT = {
         "prefetched: {'DRAM': 32}",
         "right: True",
     ],
+    "replicas": [
+        "put: ['DRAM']",
+        "copied: {'OK': 4}",
+        "copied: ['DRAM', 'REMOTE']",
+        "the only copy stays: INVALID",
+        "evicted: ['SSD', 'REMOTE']",
+        "prefetch: {'OK': 4}",
+        "right: True",
+        "removed: nowhere",
+    ],
     "mooncake_code": [
         "put: [0, 0, 0, 0]",
         "exist: [1, 1, 1, 1, 0]",
@@ -77,6 +87,10 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     if name == "tiers":
         level = {"level": "ssd", "paths": [str(tmp_path / "ssd")], "capacity": "256mb"}
         flags = ["--storage-levels", json.dumps([level])]
+    if name == "replicas":
+        ssd = {"level": "ssd", "paths": [str(tmp_path / "ssd")], "capacity": "256mb"}
+        remote = {"level": "remote", "url": f"file://{tmp_path}/remote"}
+        flags = ["--storage-levels", json.dumps([ssd, remote])]
     store = StoreProcess(tmp_path, *flags, pool="32mb").start()
     try:
         result = run(name, store.address)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvcore.wire.messages import Status
+from kvcore.wire.messages import Status, Tier
 from store_server.core.objects import StoredObject
 from store_server.core.store import Store, StoreLimits
 from store_server.core.tiering import Acceptance, ColdObject
@@ -30,6 +30,9 @@ class FakeCold:
 
     def has_copy(self, key: bytes) -> bool:
         return key in self.stored
+
+    def tiers_of(self, key: bytes) -> bytes:
+        return bytes([Tier.SSD]) if key in self.stored else b""
 
     def write_back(self, obj: StoredObject) -> Acceptance:
         if self.is_refusing:
