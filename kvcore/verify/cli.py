@@ -1,6 +1,7 @@
 """The command both verify scripts are."""
 
 import argparse
+import importlib.util
 import secrets
 import sys
 import time
@@ -25,7 +26,10 @@ def main(
     argv: Sequence[str] | None,
 ) -> int:
     """`make_engine` gets the connection for requests and the one for flushing. Returns the exit status."""
-    args = _parser(name, description, default_url).parse_args(argv)
+    parser = _parser(name, description, default_url)
+    args = parser.parse_args(argv)
+    if not args.json and importlib.util.find_spec("rich") is None:
+        parser.error("the table needs the package rich: pip install rich, or use --json")
     settings = Settings(
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,

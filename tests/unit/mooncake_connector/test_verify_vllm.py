@@ -168,3 +168,14 @@ def test_the_table_says_the_verdict_in_words(fake: FakeVllm, capsys: pytest.Capt
         main(["--help"])
     assert end.value.code == 0
     assert "--second-url" in capsys.readouterr().out
+
+
+def test_without_rich_json_is_offered_before_anything_is_asked(
+    fake: FakeVllm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main([fake.canned.url])
+    assert (end.value.code, fake.canned.asked) == (2, [])
+    assert "--json" in capsys.readouterr().err
+    assert main([fake.canned.url, *FAST]) == 0
