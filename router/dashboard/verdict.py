@@ -15,6 +15,20 @@ _NOTABLE_FAILURES = 0.01
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 
+# Beyond so many in the same trouble they are counted, not listed.
+_NAMED_ENGINES = 3
+# level, state, what is said of one engine, and of many
+_TROUBLES = (
+    (BAD, "down", "is down", "are down"),
+    (
+        BAD,
+        "breaker_open",
+        "keeps failing and gets no requests for now",
+        "keep failing and get no requests for now",
+    ),
+    (WATCH, "unknown", "has not been healthy yet", "have not been healthy yet"),
+)
+
 
 class EngineState(msgspec.Struct, frozen=True):
     """`state`: up, down, unknown or breaker_open."""
@@ -58,15 +72,16 @@ def _of_engines(engines: Sequence[EngineState]) -> list[Finding]:
     answering = [engine for engine in engines if engine.role is not Role.PREFILL]
     if not any(engine.state in ("up", "unknown") for engine in answering):
         found.append(Finding(BAD, "No engine can answer: every request is refused."))
-    for engine in engines:
-        if engine.state == "down":
-            because = f" ({engine.detail})" if engine.detail else ""
-            found.append(Finding(BAD, f"{engine.instance_id} is down{because}."))
-        elif engine.state == "breaker_open":
-            found.append(Finding(BAD, f"{engine.instance_id} keeps failing and gets no requests for now."))
-        elif engine.state == "unknown":
-            because = f" ({engine.detail})" if engine.detail else ""
-            found.append(Finding(WATCH, f"{engine.instance_id} has not been healthy yet{because}."))
+    for level, state, one, many in _TROUBLES:
+        concerned = [engine for engine in engines if engine.state == state]
+        if len(concerned) > _NAMED_ENGINES:
+            names = ", ".join(engine.instance_id for engine in concerned[:_NAMED_ENGINES])
+            more = len(concerned) - _NAMED_ENGINES
+            found.append(Finding(level, f"{len(concerned)} engines {many}: {names} and {more} more."))
+            continue
+        for engine in concerned:
+            because = f" ({engine.detail})" if engine.detail and state != "breaker_open" else ""
+            found.append(Finding(level, f"{engine.instance_id} {one}{because}."))
     return found
 
 

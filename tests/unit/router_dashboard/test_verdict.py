@@ -43,6 +43,11 @@ def test_engines_in_trouble_are_named(found: list[EngineState], expected: str) -
     assert texts(found) == [expected]
 
 
+def test_many_in_the_same_trouble_are_counted() -> None:
+    found = texts([engine(name, "down", detail="no connection") for name in "abcde"] + [engine("f")])
+    assert found == [f"{BAD}: 5 engines are down: http://a, http://b, http://c and 2 more."]
+
+
 def test_nobody_can_answer_when_only_prefill_engines_are_up() -> None:
     found = texts([engine("p", role=Role.PREFILL), engine("d", "down", Role.DECODE)])
     assert found[0] == f"{BAD}: No engine can answer: every request is refused."
