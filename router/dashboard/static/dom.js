@@ -22,7 +22,7 @@ export function bar(parts, text) {
     fill.style.width = `${Math.min(100, Math.max(0, part * 100))}%`;
     track.append(fill);
   }
-  return element("span", { class: "bar" }, track, element("output", {}, text));
+  return element("span", { class: "bar" }, track, element("span", { class: "amount" }, text));
 }
 
 // columns: [heading, class of its cells]; rows: lists of strings or elements.

@@ -25,7 +25,8 @@ export function showVerdict(data) {
   );
   const place = document.getElementById("verdict");
   // A live region: touched only when there is something to say.
-  if (place.textContent !== items.map((item) => item.textContent).join("")) place.replaceChildren(...items);
+  const said = (elements) => [...elements].map((item) => item.textContent).join();
+  if (said(place.children) !== said(items)) place.replaceChildren(...items);
   const worst = data.verdict[0].level;
   document.title = `${worst === "good" ? "" : worst === "watch" ? "△ " : "■ "}mooncake-router`;
 }
