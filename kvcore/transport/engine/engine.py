@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvcore.errors import ConfigError, LocalProtocolError
+from kvcore.transport.device_memory import (
+    StagingNeeded,
+    find_exporter,
+    memory_of,
+    peermem_is_loaded,
+    register,
+)
 from kvcore.transport.engine.batch import (
     Batch,
     RequestProgress,
@@ -94,23 +101,28 @@ class TransferEngine:
         address = int(array.ctypes.data)
         place = place if place != ANYWHERE else place_of(address)
 
-        def register(card: Card) -> Region:
+        def make_known(card: Card) -> Region:
             return card.device.register(address, array.nbytes, remote=True)
 
-        return self._register(address, array.nbytes, place, register, is_host=True, owner=array)
+        return self._register(address, array.nbytes, place, make_known, is_host=True, owner=array)
 
-    def register_device_memory(
-        self,
-        address: int,
-        size_bytes: int,
-        register: Callable[[Card], Region],
-        *,
-        place: str,
-        owner: object,
-    ) -> LocalMemory:
-        """Memory of a GPU, by its device address; `register` makes it known to one card
-        (device_memory.py)."""
-        return self._register(address, size_bytes, place, register, is_host=False, owner=owner)
+    def register_tensor(self, tensor: Any) -> LocalMemory:
+        """A contiguous torch tensor, on a GPU or the CPU; kept alive until it is unregistered.
+
+        StagingNeeded when a card does not get to the GPU's memory: then move a copy in host memory instead.
+        """
+        memory = memory_of(tensor)
+        exporter, has_peermem = find_exporter(memory), peermem_is_loaded()
+        place = memory.place or place_of(memory.address)
+        if not self._cards and not memory.is_host:
+            raise StagingNeeded(f"memory of {memory.place} cannot be moved over {self.reason}")
+
+        def make_known(card: Card) -> Region:
+            return register(card.device, memory, exporter=exporter, has_peermem=has_peermem, remote=True)
+
+        return self._register(
+            memory.address, memory.size_bytes, place, make_known, is_host=memory.is_host, owner=tensor
+        )
 
     def unregister_local_memory(self, memory: LocalMemory) -> None:
         """LocalProtocolError while transfers of ours use it. Those of peers fail from now on."""
@@ -224,7 +236,7 @@ class TransferEngine:
         address: int,
         size_bytes: int,
         place: str,
-        register: Callable[[Card], Region],
+        make_known: Callable[[Card], Region],
         *,
         is_host: bool,
         owner: object,
@@ -236,7 +248,7 @@ class TransferEngine:
         memory = LocalMemory(address, size_bytes, place, is_host=is_host, regions=regions, owner=owner)
         try:
             for name, card in self._cards.items():
-                regions[name] = register(card)
+                regions[name] = make_known(card)
             self._memories.add(memory)
         except BaseException:
             memory.close()
