@@ -57,29 +57,29 @@ class DevicePages:
         for position, layer in enumerate(self.engine_layers):
             yield layer, range(position, position + 1)
 
-    def gather(self, rows: Sequence[int], stage: torch.Tensor) -> torch.Tensor:
+    def gather(self, rows: Sequence[int], stage: torch.Tensor) -> None:
         """Whole objects of these pages, one a row, into the front of `stage` (bytes on the host)."""
-        target = stage[: len(rows) * self.object_size_bytes].view(len(rows), self.object_size_bytes)
-        begin = 0
-        for parts in self._parts:
-            for tensor, size in parts:
-                index = self._index(tensor, size, rows)
-                pieces = tensor.view(torch.uint8).index_select(0, index).reshape(len(rows), size)
-                target[:, begin : begin + size].copy_(pieces, non_blocking=True)
-                begin += size
-        return target
+        pieces = [
+            tensor.view(torch.uint8).index_select(0, self._index(tensor, size, rows)).reshape(len(rows), size)
+            for parts in self._parts
+            for tensor, size in parts
+        ]
+        # Put together on the device: one large copy to the host instead of many small ones.
+        objects = torch.cat(pieces, dim=1)
+        stage[: objects.numel()].view(objects.shape).copy_(objects, non_blocking=True)
 
     def scatter(self, rows: Sequence[int], positions: range, stage: torch.Tensor) -> None:
         """Layers that have arrived in the front of `stage`, one page a row, to where they belong."""
         size_bytes = self.step_size_bytes
         source = stage[: len(rows) * size_bytes].view(len(rows), size_bytes)
+        arrived = source.to(self._parts[0][0][0].device, non_blocking=True)
         begin = 0
         for position in positions:
             for tensor, size in self._parts[position]:
-                pieces = source[:, begin : begin + size].to(tensor.device, non_blocking=True)
                 target = tensor.view(torch.uint8)
                 index = self._index(tensor, size, rows)
-                target.index_copy_(0, index, pieces.reshape(len(index), *target.shape[1:]))
+                pieces = arrived[:, begin : begin + size].reshape(len(index), *target.shape[1:])
+                target.index_copy_(0, index, pieces)
                 begin += size
 
     def _parts_of(self, layer: int) -> list[tuple[torch.Tensor, int]]:

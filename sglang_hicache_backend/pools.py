@@ -13,11 +13,11 @@ from sglang_hicache_backend.keys import PoolFacts
 from sglang_hicache_backend.layouts import HostMemory, LayoutError, grouped, tensor_bytes
 
 Buffers = list[Sequence[memoryview]]
-# Of all pools these two are sharded over TP ranks also where the model's KV is not (SGLang 0.5.23,
-# HybridCacheController.should_backup); the draft's only if its attention is not MLA.
+_BUFFER_NAMES = ("kv_buffer", "k_buffer", "v_buffer", "index_k_buffer", "index_k_scale_buffer")
+# Where TP ranks hold the same KV, a recurrent state is sharded nevertheless, and so is a draft model's KV
+# unless its attention is MLA, too (SGLang 0.5.23, HybridCacheController.should_backup).
 _SHARDED_POOLS = ("mamba",)
 _DRAFT_POOLS = ("draft", "draft_swa")
-_BUFFER_NAMES = ("kv_buffer", "k_buffer", "v_buffer", "index_k_buffer", "index_k_scale_buffer")
 _REPLICATED_DRAFTS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
 
 

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
     from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _build_mha_mla_host_pool
+    from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import DevicePoolEntry as DevicePoolEntry
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
@@ -37,6 +38,8 @@ with warnings.catch_warnings():
     from sglang_on_cpu.plugin import activate
 
     from sglang_hicache_backend.backend import MooncakeSuiteHiCache
+    from sglang_hicache_backend.device_pages import DevicePages as DevicePages
+    from sglang_hicache_backend.device_pages import SideStream as SideStream
     from sglang_hicache_backend.linker import MooncakeSuiteLinker
 
 CONFIGS = {

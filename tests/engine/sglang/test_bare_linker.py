@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 
 from sglang_hicache_backend import device_mover
+from sglang_hicache_backend.attachment import Attachment
+from sglang_hicache_backend.keys import EngineFacts, RankFacts
 from tests.engine.rig import StoreProcess
-from tests.engine.sglang.bare import LinkedEngine, PoolTransfer, suite_extra_config, torch
+from tests.engine.sglang.bare import (
+    DevicePages,
+    DevicePoolEntry,
+    LinkedEngine,
+    PoolName,
+    PoolTransfer,
+    SideStream,
+    suite_extra_config,
+    torch,
+)
 
 pytestmark = pytest.mark.sglang
 
@@ -63,6 +74,41 @@ def test_every_byte_of_every_pool_arrives(
             for origin, place in ((3, 2), (9, 3), (1, 7), (5, 8)):
                 assert torch.equal(first.page(before, origin), second.page(after, place)), f"{name} {number}"
             assert not torch.any(second.page(after, 4))
+
+
+def test_layers_of_different_sizes_come_together_with_the_first(shared_store: StoreProcess) -> None:
+    """And only at layers that the pool has: the engine's other layers wait for nothing."""
+    config = suite_extra_config(shared_store, extra_backend_tag="uneven")
+    suite = Attachment(
+        config, RankFacts(), lambda config: EngineFacts(architecture="", weights_id="", engine="")
+    )
+    sides = []
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = [torch.randint(0, 256, (12, width), generator=generator).byte() for width in (8, 24)]
+        entry = DevicePoolEntry(
+            name=PoolName.KV,
+            indices_from_pool=PoolName.KV,
+            device_pool=None,
+            components=[tensors],
+            layer_mapping={1: 0, 3: 1},
+            page_size=2,
+            rows_are_pages=False,
+        )
+        sides.append((tensors, {"kv": DevicePages(entry, "kv", is_replicated=False)}))
+    (sent, source), (got, target) = sides
+    suite.add_device_pools([source["kv"].facts])
+    assert suite.store is not None
+    cpu, stream = torch.device("cpu"), SideStream(None, torch.device("cpu"))
+    run = device_mover.PageRun("kv", HASHES[:2], source["kv"].rows(torch.tensor([6, 7, 2, 3])))
+    assert device_mover.PageSaver(suite.store, source, cpu, stream).save(run)
+    loader = device_mover.LayerLoader(suite.store, target, cpu, stream, timeout_ms=60_000)
+    layers: list[int] = []
+    loader.load([run._replace(rows=[0, 10])], 5, layers.append)
+    assert layers == [0, 1, 2, 3, 4]
+    for before, after in zip(sent, got, strict=True):
+        assert torch.equal(after[[0, 1, 10, 11]], before[[6, 7, 2, 3]])
+    suite.close()
 
 
 def test_a_window_bounds_the_prefix(new_engine: NewEngine) -> None:
