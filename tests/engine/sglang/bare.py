@@ -37,6 +37,7 @@ with warnings.catch_warnings():
     from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
     from sglang_on_cpu.plugin import activate
 
+    from sglang_hicache_backend import compat as compat
     from sglang_hicache_backend.backend import MooncakeSuiteHiCache
     from sglang_hicache_backend.device_pages import DevicePages as DevicePages
     from sglang_hicache_backend.device_pages import SideStream as SideStream

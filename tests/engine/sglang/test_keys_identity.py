@@ -1,0 +1,84 @@
+"""Which engines are alike: what SGLang was started with, and which weights it has loaded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvcore.errors import ConfigError
+from sglang_hicache_backend.config import BackendConfig
+from tests.engine.sglang.bare import ServerArgs, compat
+
+pytestmark = pytest.mark.sglang
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cached_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A repository as Hugging Face's cache keeps it."""
+    folder = tmp_path / "models--some--model"
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return "some/model"
+
+
+def arguments(model_path: str, **changes: Any) -> Any:
+    """Those that SGLang itself fills in, for a model that it cannot look at here."""
+    values = {"model_path": model_path, "revision": None, "load_format": "auto", "dtype": "auto"}
+    return SimpleNamespace(**values | changes)
+
+
+def test_a_repository_is_named_by_its_commit(cached_model: str) -> None:
+    facts = compat.engine_facts(arguments(cached_model), BackendConfig())
+    assert (facts.architecture, facts.weights_id) == ("LlamaForCausalLM", f"commit:{COMMIT}")
+    asked_for = compat.engine_facts(arguments(cached_model, revision=COMMIT), BackendConfig())
+    assert asked_for == facts
+
+
+def test_a_directory_is_the_repository_that_it_is_a_snapshot_of(cached_model: str, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--some--model" / "snapshots" / COMMIT
+    by_name = compat.engine_facts(arguments(cached_model), BackendConfig())
+    assert compat.engine_facts(arguments(str(snapshot)), BackendConfig()) == by_name
+
+
+def test_a_checkpoint_without_a_commit_is_named_by_its_files(make_model: Callable[..., str]) -> None:
+    facts = compat.engine_facts(arguments(make_model()), BackendConfig())
+    assert facts.weights_id.startswith("sha256:")
+    assert facts.architecture.endswith("ForCausalLM")
+
+
+@pytest.mark.parametrize("model_path", ["some/other-model", "/nowhere/at/all", "neither a path: nor a name"])
+def test_weights_that_cannot_be_told_from_others_are_refused(cached_model: str, model_path: str) -> None:
+    with pytest.raises(ConfigError, match="set weights_id in the extra config"):
+        compat.engine_facts(arguments(model_path), BackendConfig())
+    named = compat.engine_facts(arguments(model_path), BackendConfig(weights_id="mine"))
+    assert named.weights_id == "mine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float16"},
+        {"quantization": "fp8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization_param_path": "/scales.json"},
+        {"json_model_override_args": '{"rope_theta": 5}'},
+        {"speculative_algorithm": "EAGLE"},
+        {"speculative_draft_model_path": "some/draft"},
+        {"load_format": "dummy"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_settings_that_change_kv_make_another_engine(cached_model: str, change: dict[str, str]) -> None:
+    plain = compat.engine_facts(arguments(cached_model), BackendConfig())
+    assert compat.engine_facts(arguments(cached_model, **change), BackendConfig()) != plain
+    # They are SGLang's own names; one that it has renamed would go unnoticed otherwise.
+    assert set(change) <= set(ServerArgs.__struct_fields__)
