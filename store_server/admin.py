@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from kvcore import __version__
-from kvcore.metrics import STORE_PREFIX, TENANT_PREFIX
+from kvcore.metrics import REQUESTS_TOTAL, STORE_PREFIX, TENANT_PREFIX
 from store_server.metric_help import HELP
 
 Numbers = Callable[[], dict[str, float]]
@@ -19,14 +19,25 @@ _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 class StatsCollector(Collector):
     """Turns the store's numbers into metrics when they are asked for; nothing is counted twice."""
 
-    def __init__(self, stats: Numbers, stats_by_tenant: Callable[[], dict[str, dict[str, float]]]) -> None:
+    def __init__(
+        self,
+        stats: Numbers,
+        requests_by_type: Numbers,
+        stats_by_tenant: Callable[[], dict[str, dict[str, float]]],
+    ) -> None:
         self._stats = stats
+        self._requests_by_type = requests_by_type
         self._stats_by_tenant = stats_by_tenant
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._stats().items():
             text = HELP.get(name, name)
-            if name.endswith("_total"):
+            if name == REQUESTS_TOTAL:
+                requests = CounterMetricFamily(STORE_PREFIX + name, text, labels=["type"])
+                for kind, count in sorted(self._requests_by_type().items()):
+                    requests.add_metric([kind], count)
+                yield requests
+            elif name.endswith("_total"):
                 yield CounterMetricFamily(STORE_PREFIX + name, text, value=value)
             else:
                 yield GaugeMetricFamily(STORE_PREFIX + name, text, value=value)
@@ -50,13 +61,14 @@ class Admin:
     def __init__(
         self,
         stats: Numbers,
+        requests_by_type: Numbers,
         stats_by_tenant: Callable[[], dict[str, dict[str, float]]],
         state: Callable[[], str],
     ) -> None:
         self._stats = stats
         self._state = state
         self._registry = CollectorRegistry()
-        self._registry.register(StatsCollector(stats, stats_by_tenant))
+        self._registry.register(StatsCollector(stats, requests_by_type, stats_by_tenant))
         ProcessCollector(registry=self._registry)
         app = web.Application()
         app.add_routes(

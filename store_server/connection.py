@@ -239,6 +239,7 @@ class StoreConnection(asyncio.BufferedProtocol):
             return
         server = self.server
         now = server.clock.now()
+        server.num_requests[type(frame.message)] += 1
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
             corrupt = server.views.corrupt(incoming) if server.config.verify_on_write else ()

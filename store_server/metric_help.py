@@ -20,6 +20,7 @@ HELP = {
     n.WAITERS: "requests that wait for layers to come",
     n.WAITING_FOR_ROOM: "writers that wait for room",
     n.PROMOTIONS: "objects on their way from SSD or remote to DRAM",
+    n.REQUESTS_TOTAL: "requests of clients, by the type of message",
     n.LOAD: "share of one core that the event loop takes, 0 to 1",
     n.LOOKUP_KEYS_TOTAL: "keys that lookups asked for",
     n.LOOKUP_HITS_TOTAL: "leading keys that lookups found",

@@ -47,7 +47,9 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
             # Not at the top: importing aiohttp takes longer than starting everything else.
             from store_server.admin import Admin
 
-            admin = Admin(server.stats, server.stats_by_tenant, state=lambda: _state(server))
+            admin = Admin(
+                server.stats, server.requests_by_type, server.stats_by_tenant, state=lambda: _state(server)
+            )
             stop_admin = admin.stop
             await admin.start(config.admin_host, config.admin_port)
             admin_port = admin.port

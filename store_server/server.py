@@ -6,6 +6,7 @@ import errno
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,8 @@ class StoreServer:
             self.events = events.EventPublisher(config.events, placements, self._holdings)
         self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
         self.views = PayloadViews(self.pool.view)
+        self.num_requests: Counter[type] = Counter()
+        """By the type of message."""
         self.stopping = asyncio.Event()
         """Set when the process is to end: by a signal, or by a drain that was asked for that."""
         self.drainer = Drainer(self.store, self.clock, self.stopping.set)
@@ -276,9 +279,13 @@ class StoreServer:
 
         evict_slice()
 
+    def requests_by_type(self) -> dict[str, float]:
+        return {kind.__name__: count for kind, count in self.num_requests.items()}
+
     def stats(self) -> dict[str, float]:
         return {
             **self.store.stats(),
+            metrics.REQUESTS_TOTAL: self.num_requests.total(),
             metrics.CONNECTIONS: len(self._connections),
             metrics.LOAD: self.store.reads.load,
             metrics.QUEUE_PAIRS: self.rdma.num_pairs if self.rdma is not None else 0,

@@ -338,6 +338,8 @@ def test_admin_answers_in_the_usual_forms(start_store: StartStore) -> None:
     assert re.search(r"^mooncake_store_objects 1\.0$", text, re.M)
     assert re.search(r"^# TYPE mooncake_store_written_bytes_total counter$", text, re.M)
     assert re.search(r"^mooncake_store_written_bytes_total 1000\.0$", text, re.M)
+    assert re.search(r'^mooncake_store_requests_total\{type="Put"\} 1\.0$', text, re.M)
+    assert re.search(r'^mooncake_store_requests_total\{type="Hello"\} 1\.0$', text, re.M)
     assert re.search(r"^process_resident_memory_bytes ", text, re.M)
     assert store.stats()[metrics.WRITTEN_BYTES_TOTAL] == 1000
 

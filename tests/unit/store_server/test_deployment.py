@@ -3,9 +3,12 @@
 import argparse
 import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import tomllib
 import yaml
@@ -22,6 +25,8 @@ from store_server.remote import RemoteConfig, RemoteTier
 from store_server.ssd import DiskConfig, SsdConfig, SsdTier
 from tests.unit.store_server.remote.scripted import ScriptedBackend
 
+DEADLINE_S = 60.0
+KUBERNETES_VERSION = "1.33"
 CONFIGS = Path(__file__).parents[3] / "configs"
 UNIT = (CONFIGS / "systemd" / "mooncake-store.service").read_text()
 SAVE_S = StoreConfig().save_timeout_ms / 1e3
@@ -82,6 +87,38 @@ def test_the_manifest_hangs_together(manifest: dict[str, Any]) -> None:
     assert secrets == [{"name": manifest["Secret"]["metadata"]["name"], "key": "token"}]
 
 
+def verified_unit(directory: Path, text: str) -> str:
+    """What systemd has to say against it; nothing, if all is well."""
+    unit = directory / "mooncake-store.service"
+    # systemd also checks that the program is there.
+    unit.write_text(text.replace("/opt/mooncake/bin/mooncake-store", sys.executable))
+    result = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return (result.stdout + result.stderr).strip()
+
+
+@pytest.mark.slow  # not slow, but in need of systemd-analyze, which the whole of scripts/test installs
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    assert verified_unit(tmp_path, UNIT) == ""
+    assert "RestartSecs" in verified_unit(tmp_path, UNIT.replace("RestartSec=", "RestartSecs="))
+    assert "not executable" in verified_unit(
+        tmp_path, UNIT.replace("ExecStart=", "ExecStart=/no/such/program ")
+    )
+
+
+def test_kubernetes_knows_every_field_of_the_manifest() -> None:
+    text = (CONFIGS / "kubernetes" / "store.yaml").read_text()
+    documents = list(yaml.safe_load_all(text))
+    assert len(documents) >= 4
+    for document in documents:
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+    misspelt = list(yaml.safe_load_all(text.replace("containerPort", "containerPorts")))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        for document in misspelt:
+            kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+
+
 def test_the_image_has_what_the_store_needs() -> None:
     dockerfile = (CONFIGS / "kubernetes" / "Dockerfile").read_text()
     project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
@@ -113,6 +150,7 @@ def test_every_number_of_the_store_is_explained(tmp_path: Path) -> None:
         metrics.REMOTE_COPIES_PENDING,
         metrics.REMOTE_COPIES_MISSED_TOTAL,
         metrics.CONNECTIONS,
+        metrics.REQUESTS_TOTAL,
         metrics.QUEUE_PAIRS,
         metrics.LOAD,
         metrics.EVENTS_TOTAL,
