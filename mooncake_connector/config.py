@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvcore.config import load_config
+from kvcore.transport.protocol import planes_of
 
 
 class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,10 +26,16 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = ""
     store_tls_cert: Annotated[str, Meta(description="file of our certificate, if the store wants one")] = ""
     store_tls_key: Annotated[str, Meta(description="file of its private key")] = ""
+    protocol: Annotated[
+        str, Meta(description="auto and rdma: rdma, else shm, else tcp; shm: that, else tcp; tcp")
+    ] = "auto"
+    device_name: Annotated[
+        str, Meta(description="RDMA devices, comma-separated; empty: all whose port is up")
+    ] = ""
     planes: Annotated[
         list[str],
-        Meta(min_length=1, description="how bytes may move, best first: shm needs the store's host"),
-    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+        Meta(description="how bytes may move, best first; empty: as the protocol says"),
+    ] = msgspec.field(default_factory=list)
     tenant: Annotated[str, Meta(min_length=1, description="engines of different tenants never share")] = (
         "default"
     )
@@ -88,16 +95,25 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = ""
 
 
+# Variables that Mooncake's users have, and ours of the same meaning, which go first.
+_MOONCAKE_VARIABLES = {
+    "MOONCAKE_MASTER": "MOONCAKE_STORE_ADDRESS",
+    "MOONCAKE_DEVICE": "MOONCAKE_DEVICE_NAME",
+    "MOONCAKE_TENANT_ID": "MOONCAKE_TENANT",
+}
+
+
 def connector_config(
     extra_config: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None
 ) -> ConnectorConfig:
     """Raises kvcore.errors.ConfigError naming the key or variable at fault; vLLM then does not start."""
-    return load_config(
-        ConnectorConfig,
-        env_prefix="MOONCAKE",
-        environ=os.environ if environ is None else environ,
-        overrides=extra_config,
-    )
+    environ = dict(os.environ if environ is None else environ)
+    for variable, ours in _MOONCAKE_VARIABLES.items():
+        if environ.get(variable):
+            environ.setdefault(ours, environ[variable])
+    config = load_config(ConnectorConfig, env_prefix="MOONCAKE", environ=environ, overrides=extra_config)
+    planes_of(config.protocol, config.planes)
+    return config
 
 
 def engine_hash_seed(environ: Mapping[str, str] | None = None) -> str | None:

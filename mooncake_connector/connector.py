@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError
+from kvcore.transport.protocol import planes_of
 from mooncake_connector import compat
 from mooncake_connector.config import ConnectorConfig, connector_config
 from mooncake_connector.log import get_logger
@@ -232,7 +233,8 @@ def _make_store(config: ConnectorConfig, name: str) -> StoreClient:
     return StoreClient.connect(
         config.store_address,
         token=config.store_token,
-        planes=tuple(config.planes),
+        planes=planes_of(config.protocol, config.planes),
+        device_name=config.device_name,
         client_name=name,
         tls_ca=config.store_tls_ca,
         tls_cert=config.store_tls_cert,

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError, RequestRefused
 from kvcore.guard import Guard
+from kvcore.transport.protocol import device_of_rank, planes_of
 from sglang_hicache_backend.config import BackendConfig, backend_config
 from sglang_hicache_backend.hits import POLICIES, Restorable
 from sglang_hicache_backend.keys import KV_POOL, EngineFacts, PoolFacts, RankFacts
@@ -49,6 +52,8 @@ class Attachment:
         self._address = ""
         try:
             config = backend_config(extra_config)
+            device_name = device_of_rank(config.device_name, rank.tp_rank)
+            config = msgspec.structs.replace(config, device_name=device_name)
             engine = identify(config)
             connector = connect or open_client
             self.store = PageStore(
@@ -152,7 +157,8 @@ def open_client(config: BackendConfig, client_name: str) -> StoreClient:
     stored; without a store it goes on in the background."""
     options: dict[str, Any] = {
         "token": config.store_token,
-        "planes": config.planes,
+        "planes": planes_of(config.protocol, config.planes),
+        "device_name": config.device_name,
         "client_name": client_name,
         "tls_ca": config.store_tls_ca,
         "tls_cert": config.store_tls_cert,

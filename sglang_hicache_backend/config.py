@@ -16,6 +16,7 @@ from msgspec import Meta
 from kvcore.client.address import parse_address
 from kvcore.client.mooncake.config import MEANINGLESS
 from kvcore.config import load_config, read_file
+from kvcore.transport.protocol import planes_of
 from sglang_hicache_backend.log import get_logger
 
 logger = get_logger(__name__)
@@ -35,10 +36,16 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ""
     store_tls_cert: Annotated[str, Meta(description="file of our certificate, if the store wants one")] = ""
     store_tls_key: Annotated[str, Meta(description="file of its private key")] = ""
+    protocol: Annotated[
+        str, Meta(description="auto and rdma: rdma, else shm, else tcp; shm: that, else tcp; tcp")
+    ] = "auto"
+    device_name: Annotated[
+        str, Meta(description="RDMA devices, comma-separated; empty: all whose port is up")
+    ] = ""
     planes: Annotated[
         list[str],
-        Meta(min_length=1, description="how bytes may move, best first: shm needs the store's host"),
-    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+        Meta(description="how bytes may move, best first; empty: as the protocol says"),
+    ] = msgspec.field(default_factory=list)
     tenant: Annotated[str, Meta(min_length=1, description="engines of different tenants never share")] = (
         "default"
     )
@@ -65,10 +72,12 @@ _ALIASES = {
     "master_server_address": "store_address",
     "client_server_address": "store_address",
     "tenant_id": "tenant",
+    "rdma_devices": "device_name",
 }
 _VARIABLES = {
     "MOONCAKE_MASTER": "store_address",
     "MOONCAKE_CLIENT": "store_address",
+    "MOONCAKE_DEVICE": "device_name",
     "MOONCAKE_TENANT_ID": "tenant",
 }
 # Read by SGLang itself and left in the extra config, or by both.
@@ -113,6 +122,7 @@ def backend_config(
             values.setdefault(name, environ[variable])
     config = load_config(BackendConfig, overrides=values)
     parse_address(config.store_address)
+    planes_of(config.protocol, config.planes)
     return config
 
 

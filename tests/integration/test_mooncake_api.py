@@ -178,6 +178,8 @@ def test_setup_by_dict_file_and_environment(process, tmp_path, monkeypatch):
         store.setup({"master_server_addr": 5})
     with pytest.raises(ConfigError, match="etcd"):
         store.setup("me", "", 0, 0, "tcp", "", "etcd://10.0.0.1:2379")
+    with pytest.raises(ConfigError, match="protocol 'efa'"):
+        store.setup("me", "", 0, 0, "efa", "", process.address)
     assert store.setup({"local_hostname": "me", "master_server_addr": process.address}) == 0
     assert store.get_hostname() == "me" and store.health_check() == 0
     with pytest.raises(LocalProtocolError, match="set up already"):

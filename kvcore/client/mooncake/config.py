@@ -14,19 +14,17 @@ import msgspec
 from kvcore.client.address import parse_address
 from kvcore.config import read_file
 from kvcore.errors import ConfigError
+from kvcore.transport.protocol import planes_of
 
 logger = logging.getLogger(__name__)
 
 # Names of Mooncake's setup(dict) and of its JSON files that say nothing to a client of our store: it owns no
-# segment, needs no metadata server, and agrees on the way that bytes move with the store itself.
+# segment and needs no metadata server.
 MEANINGLESS = frozenset(
     {
         "metadata_server",
         "global_segment_size",
         "local_buffer_size",
-        "protocol",
-        "rdma_devices",
-        "device_name",
         "ipc_socket_path",
         "enable_ssd_offload",
         "ssd_offload_path",
@@ -35,11 +33,21 @@ MEANINGLESS = frozenset(
         "transfer_timeout",
     }
 )
-_MEANINGFUL = ("local_hostname", "master_server_address", "tenant_id", "store_token", "store_tls_ca")
-_ALIASES = {"master_server_addr": "master_server_address"}
+_MEANINGFUL = (
+    "local_hostname",
+    "master_server_address",
+    "protocol",
+    "device_name",
+    "tenant_id",
+    "store_token",
+    "store_tls_ca",
+)
+_ALIASES = {"master_server_addr": "master_server_address", "rdma_devices": "device_name"}
 _ENVIRONMENT = {
     "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
     "master_server_address": "MOONCAKE_MASTER",
+    "protocol": "MOONCAKE_PROTOCOL",
+    "device_name": "MOONCAKE_DEVICE",
     "tenant_id": "MOONCAKE_TENANT_ID",
     "store_token": "MOONCAKE_STORE_TOKEN",
     "store_tls_ca": "MOONCAKE_STORE_TLS_CA",
@@ -47,10 +55,13 @@ _ENVIRONMENT = {
 
 
 class SetupConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`master_server_address` is that of mooncake-store: "host:port", "tls://host:port", "unix:///path"."""
+    """`master_server_address` is that of mooncake-store: "host:port", "tls://host:port", "unix:///path".
+    `protocol` and `device_name` as in kvcore/transport/protocol.py."""
 
     master_server_address: str
     local_hostname: str = "localhost"
+    protocol: str = "auto"
+    device_name: str = ""
     tenant_id: str = "default"
     store_token: str = ""
     store_tls_ca: str = ""
@@ -86,4 +97,5 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) 
             "to the address of mooncake-store, for example 127.0.0.1:50051"
         )
     parse_address(values["master_server_address"])
+    planes_of(values.get("protocol", ""))
     return SetupConfig(**values)

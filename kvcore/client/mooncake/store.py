@@ -14,6 +14,7 @@ from kvcore.errors import LocalProtocolError, RequestRefused
 from kvcore.keys import object_key, object_keys, object_namespace
 from kvcore.layout import as_views, split_views, total_bytes
 from kvcore.transport.base import Buffer
+from kvcore.transport.protocol import planes_of
 from kvcore.wire.messages import Status
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,9 @@ class MooncakeDistributedStore:
         client_http_port: int = 0,
     ) -> int:
         """Connects to the mooncake-store at `master_server_addr`, else at that of the configuration file or
-        of MOONCAKE_MASTER. The first argument may be Mooncake's dict of all. Other arguments are Mooncake's
-        and have no meaning here. RPC_FAIL, with a line in the log, when the store is not there."""
+        of MOONCAKE_MASTER. The first argument may be Mooncake's dict of all. `protocol` and `rdma_devices`
+        say how bytes may move; other arguments are Mooncake's and have no meaning here. RPC_FAIL, with a line
+        in the log, when the store is not there."""
         given: dict[str, Any]
         if isinstance(local_hostname, dict):
             given = local_hostname
@@ -75,6 +77,8 @@ class MooncakeDistributedStore:
             given = {
                 "local_hostname": local_hostname,
                 "master_server_address": master_server_addr,
+                "protocol": protocol,
+                "device_name": rdma_devices,
                 "tenant_id": tenant_id,
             }
         config = resolve(given)
@@ -82,7 +86,13 @@ class MooncakeDistributedStore:
             raise LocalProtocolError("this store is set up already; close() it first")
         address = config.master_server_address
         try:
-            client = StoreClient.connect(address, token=config.store_token, tls_ca=config.store_tls_ca)
+            client = StoreClient.connect(
+                address,
+                token=config.store_token,
+                tls_ca=config.store_tls_ca,
+                planes=planes_of(config.protocol),
+                device_name=config.device_name,
+            )
         except RequestRefused as error:
             logger.error("store %s refuses us: %s", address, error)
             return int(MooncakeError.RPC_FAIL)

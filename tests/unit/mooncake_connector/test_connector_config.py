@@ -12,7 +12,7 @@ from mooncake_connector.pd import PDParams, parse_pd_params
 
 def test_defaults_need_no_key_at_all() -> None:
     config = connector_config(None, {})
-    assert (config.load_mode, config.planes, config.save_decode_blocks) == ("async", ["shm", "tcp"], True)
+    assert (config.load_mode, config.protocol, config.save_decode_blocks) == ("async", "auto", True)
 
 
 @pytest.mark.parametrize("name", ["vllm-kv-both.json", "vllm-kv-both-all-settings.json"])
@@ -36,12 +36,22 @@ def test_the_environment_gives_defaults_that_the_engine_may_override() -> None:
     assert (config.store_address, config.tenant, config.planes) == ("near:2", "blue", ["tcp"])
 
 
+def test_the_environment_of_mooncakes_users_works() -> None:
+    environ = {"MOONCAKE_MASTER": "far:1", "MOONCAKE_PROTOCOL": "rdma", "MOONCAKE_DEVICE": "mlx5_0,mlx5_1"}
+    config = connector_config(None, {**environ, "MOONCAKE_TENANT_ID": "blue"})
+    assert (config.store_address, config.protocol, config.device_name) == ("far:1", "rdma", "mlx5_0,mlx5_1")
+    assert config.tenant == "blue"
+    ours = connector_config({"device_name": "mlx5_2"}, {**environ, "MOONCAKE_STORE_ADDRESS": "near:2"})
+    assert (ours.store_address, ours.device_name) == ("near:2", "mlx5_2")
+
+
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
         ({"store_adress": "x"}, "store_address"),
         ({"load_mode": "lazy"}, "load_mode"),
-        ({"planes": []}, "planes"),
+        ({"planes": 7}, "planes"),
+        ({"protocol": "efa"}, "protocol"),
         ({"load_threads": 0}, "load_threads"),
         ({"staging_size_bytes": "lots"}, "staging_size_bytes"),
         ({"load_timeout_ms": -1}, "load_timeout_ms"),

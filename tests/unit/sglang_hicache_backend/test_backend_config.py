@@ -52,6 +52,15 @@ def test_our_own_names_work_everywhere_and_go_first() -> None:
     assert backend_config({"client_server_address": "near:1"}, {}).store_address == "near:1"
 
 
+def test_mooncakes_protocol_and_devices() -> None:
+    environ = {"MOONCAKE_PROTOCOL": "rdma", "MOONCAKE_DEVICE": '{"0": "mlx5_0"}'}
+    config = backend_config({}, environ)
+    assert (config.protocol, config.device_name, config.planes) == ("rdma", '{"0": "mlx5_0"}', [])
+    assert backend_config({"rdma_devices": "mlx5_1", "protocol": "tcp"}, environ).device_name == "mlx5_1"
+    with pytest.raises(ConfigError, match="protocol 'efa'"):
+        backend_config({"protocol": "efa"}, {})
+
+
 def test_values_as_people_write_them() -> None:
     config = backend_config({"load_timeout_ms": "3s", "planes": "tcp"}, {"MOONCAKE_LOOKUP_TIMEOUT_MS": "250"})
     assert (config.load_timeout_ms, config.planes, config.lookup_timeout_ms) == (3000, ["tcp"], 250)
