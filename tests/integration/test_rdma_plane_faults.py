@@ -1,20 +1,21 @@
 """What the rdma plane does when devices, keys, wires and clients fail, over fake devices and a real store."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvcore.client.sync_client import StoreClient
 from kvcore.metrics import QUARANTINED_BYTES, QUEUE_PAIRS
-from kvcore.transport import rdma_host
+from kvcore.transport import rdma_host, rdma_path
 from kvcore.transport.rdma_mover import LOAD_BYTES
 from kvcore.wire.messages import Acquire, Status
 from tests.integration.fake_rdma import FakeRdmaStore
 from tests.integration.fake_rdma import fabric as fabric
 from tests.integration.fake_rdma import open_any_client as open_any_client
 from tests.integration.fake_rdma import rdma_store as rdma_store
-from tests.integration.store_harness import eventually
+from tests.integration.store_harness import DEADLINE_S, eventually
 
 SIZE_BYTES = 256 << 10
 LAYERS = 4
@@ -315,3 +316,26 @@ def test_a_tenant_may_touch_the_pool_only_if_it_is_told_so(fabric, monkeypatch) 
         with StoreClient.connect(store.address, token=token, device_name="client0") as client:
             assert client.counters()["plane"] == plane, token
     store.stop()
+
+
+def test_a_thousand_reconnects_leave_nothing_behind(fabric, source, target, monkeypatch) -> None:
+    monkeypatch.setattr(rdma_path, "FIRST_PAUSE_S", 0.0)
+    path = target.plane.mover.paths[0]
+
+    def open_things() -> tuple[int, ...]:
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        devices = fabric.devices.values()
+        return descriptors, sum(len(d.pairs) for d in devices), sum(len(d.regions) for d in devices)
+
+    eventually(lambda: target.counter("paths_live") == 2)
+    before = open_things()
+    for _ in range(1000):
+        connects = path.num_connects
+        path._break("a test")
+        end = time.monotonic() + DEADLINE_S
+        while not (path.num_connects > connects and path.is_live):
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+    eventually(lambda: open_things() == before)
+    assert source.write().wait() == ALL_OK and target.read().wait() == ALL_OK
+    assert target.holds(source) and target.counter("inline_keys_total") == 0
