@@ -27,6 +27,7 @@ class Copier:
         self._ssd = ssd
         self._remote = remote
         self._pending: OrderedDict[bytes, None] = OrderedDict()
+        self._reading: set[bytes] = set()  # from the SSD; what is removed meanwhile is taken out
         self._reading_bytes = 0
         self._num_missed = 0
 
@@ -55,7 +56,9 @@ class Copier:
                 self._pending.setdefault(key, None)
 
     def forget(self, key: bytes) -> None:
+        """It is removed everywhere."""
         self._pending.pop(key, None)
+        self._reading.discard(key)
 
     def proceed(self, store: Store) -> None:
         """Begins as many copies as the remote takes now."""
@@ -85,12 +88,16 @@ class Copier:
         if place is None:
             return False
         buffer = memoryview(bytearray(place.size_bytes))
+        self._reading.add(key)
         self._reading_bytes += place.size_bytes
         return self._ssd.read(key, buffer, partial(self._have_read, place.num_layers, buffer))
 
     def _have_read(self, num_layers: int, buffer: memoryview, outcome: Loaded) -> None:
         self._reading_bytes -= len(buffer)
         key = outcome.request.key
+        if key not in self._reading:
+            return
+        self._reading.discard(key)
         if outcome.status is Status.OK:
             checksums = outcome.checksums
             self._is_taken(

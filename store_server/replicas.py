@@ -89,6 +89,8 @@ class ReplicaKeeper:
             status = self._step(key, tier)
             if status is not None:
                 self._fulfil((key, tier), status)
+            else:
+                self._wishes.move_to_end((key, tier))  # others are not held up by one that waits for room
 
     # ---- inside ----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import pytest
 from kvcore import metrics
 from kvcore.wire.messages import (
     Acquire,
+    Await,
     Exists,
     ListKeys,
     Lookup,
@@ -376,3 +377,15 @@ def test_waiting_writers_are_served_in_turn_and_not_for_ever(cold: FakeCold) -> 
     assert served == ["first False", "large True"]
     store.retry_for_room()
     assert served == ["first False", "large True", "small False"]
+
+
+def test_prefetching_without_room_says_so(store: Store, cold: FakeCold, session: Session) -> None:
+    fill_and_spill(store, cold, session, FITTING + 8)
+    cold.finish_writes(store)
+    on_disk = [key(n) for n in range(FITTING + 8) if key(n) not in store.catalog.by_key]
+    for obj in list(store.catalog.by_key.values()):
+        store.space.pin(obj, PinKind.HARD, 0.0)
+    reply = store.reads.await_layers(session, Await(1, [on_disk[0], key(99)], 0, 0), 0.0)
+    assert reply is not None and list(reply.statuses) == [Status.FULL, Status.MISSING]
+    read_reply = store.reads.read(session, Read(1, on_disk[:1]), 0.0)
+    assert read_reply is not None and list(read_reply.reply.statuses) == [Status.FULL]
