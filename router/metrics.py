@@ -68,6 +68,7 @@ class RouterMetrics:
         self.retries: Counter[tuple[str, str]] = Counter()
         self.legs: Counter[tuple[str, str]] = Counter()
         self.decode_only = 0
+        self.transfers: Counter[str] = Counter()
         self.clients_gone = 0
         self.duration = Histogram()
         self.first_byte = Histogram()
@@ -170,6 +171,12 @@ class RouterMetrics:
             "requests whose decode instance did the prefill too",
             (),
             [((), self.decode_only)],
+        )
+        yield counter(
+            names.PREFIX_TRANSFERS_TOTAL,
+            "prefixes that Algorithm 1 had fetched from somebody who holds more of them",
+            ("source",),
+            self.transfers.items(),
         )
         yield counter(
             names.CLIENTS_GONE_TOTAL,

@@ -16,7 +16,7 @@ from router import decisions
 from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.config import RouterConfig
-from router.core.decision import Choice, Decision, Rejection, RejectReason
+from router.core.decision import Choice, Decision, Rejection, RejectReason, Transfer
 from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
 from router.dashboard.watch import Watch
@@ -74,6 +74,7 @@ class Exchange:
         self.extra_lines = b""  # of the response head, ours
         self.prefill_cached: int | None = None  # tokens, as a prefill engine said it
         self._filter: CachedTokensFilter | None = None
+        self._transfer: Transfer | None = None
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -108,6 +109,7 @@ class Exchange:
             self.reject(decision.reject)
             return False
         self.services.cluster.book.sent(self.view, decision, now)
+        self._begin_transfer(decision)
         return True
 
     def _ask_again(self) -> None:
@@ -155,7 +157,27 @@ class Exchange:
         """The answering leg moves as `schedule_again` said."""
         book = self.services.cluster.book
         book.ended(self.view.request_id, now)
+        self._end_transfer()
         book.sent(self.view, decision, now)
+        self._begin_transfer(decision)
+
+    def prefilled_at(self, now: float) -> None:
+        """The prompt has been computed, wherever that was."""
+        self.services.cluster.book.first_token(self.view.request_id, now)
+        self._end_transfer()
+
+    def _begin_transfer(self, decision: Decision) -> None:
+        """The chosen engine's connector fetches the prefix itself, while it computes what comes after. Known
+        here is only that the source is busy with it until the prefill is done."""
+        if decision.transfer is not None:
+            self._transfer = decision.transfer
+            self.services.cluster.book.transfer_started(decision.transfer)
+            self.services.metrics.transfers[decision.transfer.source] += 1
+
+    def _end_transfer(self) -> None:
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            self.services.cluster.book.transfer_ended(transfer)
 
     def send(
         self, owner: LegOwner, state: InstanceState, body: bytes, now: float, extra_lines: bytes = b""
@@ -230,7 +252,7 @@ class Exchange:
         slo_ms = view.ttft_slo_ms or services.config.scheduling.ttft_slo_ms
         services.metrics.first_token(now - self._started_at, slo_ms)
         if view.prompt_tokens:
-            services.cluster.book.first_token(view.request_id, now)
+            self.prefilled_at(now)
 
     def leg_lost(self, leg: Leg) -> None:
         assert self._instance is not None
@@ -296,6 +318,7 @@ class Exchange:
         now = self._loop.time()
         self.services.metrics.finished(self.request.path, status, self._started_at, self._first_byte_at, now)
         self.services.cluster.book.ended(self.view.request_id, now, output_tokens, completed=status < 300)
+        self._end_transfer()
         self.settled(status)
 
     def pass_on(self, leg: Leg) -> None:

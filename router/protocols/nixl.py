@@ -62,7 +62,7 @@ class NixlExchange(PrefilledExchange):
 
     def prefilled(self, leg: Leg) -> None:
         services, now = self.services, self.now()
-        services.cluster.book.first_token(self.view.request_id, now)
+        self.prefilled_at(now)
         answer = read_prefill_answer(leg)
         if answer.has_params:
             self._params = answer.kv_transfer_params

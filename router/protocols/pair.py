@@ -117,7 +117,7 @@ class PairExchange(Exchange):
         status = leg.status
         if not leg.failure and status < 300:
             prefill.instance.breaker.succeeded()
-            self.services.cluster.book.first_token(self.view.request_id, now)
+            self.prefilled_at(now)
             self.prefilled(leg)
             return
         self.prefill_failed(prefill.instance)

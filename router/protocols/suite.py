@@ -66,7 +66,7 @@ class SuiteExchange(PrefilledExchange):
 
     def prefilled(self, leg: Leg) -> None:
         services, now = self.services, self.now()
-        services.cluster.book.first_token(self.view.request_id, now)
+        self.prefilled_at(now)
         self.prefill_cached = read_prefill_answer(leg).cached_tokens
         if self.has_answer or self._decode_state is None:
             return

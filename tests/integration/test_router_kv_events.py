@@ -1,5 +1,6 @@
 """The router's index follows publishers over real ZMQ sockets, through gaps, restarts and deaths."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from router.core.block_hash import block_hashes
 from router.discovery import StaticDiscovery
 from router.instance import Health
 from tests.integration.event_publisher import EventPublisher, stored
-from tests.integration.router_harness import Setup, async_test, running, until
+from tests.integration.router_harness import Setup, Turn, async_test, running, until
 
 TOKENS = list(range(64))
 HASHES = [101, 102, 103, 104]
@@ -180,3 +181,37 @@ async def test_an_endpoint_that_is_taken_stops_the_start() -> None:
         await router.start()
     await router.stop()
     taken.close()
+
+
+@async_test
+async def test_a_prefix_fetched_from_a_store_counts_until_its_prefill_is_done() -> None:
+    store = EventPublisher()
+    store.publish([stored(HASHES, TOKENS)])
+    # Another host than the engines': what it holds is not theirs.
+    endpoints = ",".join(
+        one.replace("127.0.0.1", "localhost") for one in (store.endpoint, store.replay_endpoint)
+    )
+    go_on = asyncio.Event()
+
+    async def late(turn: Turn) -> None:
+        await go_on.wait()
+        await turn.answer(200, {"choices": []})
+
+    async with running(mixed=2, policy="global_cache_aware", store_kv_events=[endpoints]) as setup:
+        index, book = setup.router.index, setup.router.cluster.book
+        assert index is not None
+        await until(lambda: index.match(OWN, 0.0).best_blocks == 4)
+        for engine in setup.engines.values():
+            engine.default = late
+        client = await setup.client()
+        await client.send("/v1/completions", {"model": "m", "prompt": TOKENS})
+        source = index.match(OWN, 0.0).best_worker
+        await until(lambda: book.view(0.0).transfers_from == {source: 1})
+        go_on.set()
+        assert (await client.answer()).status == 200
+        await until(lambda: book.view(0.0).transfers_from == {})
+        (decision,) = (await client.ask("/decisions")).json["decisions"]
+        assert decision["transfer"]["source"] == f"store {endpoints.partition(',')[0]}"
+        assert (decision["transfer"]["first_block"], decision["transfer"]["num_blocks"]) == (0, 4)
+        assert setup.router.metrics.transfers == {decision["transfer"]["source"]: 1}
+    store.close()
