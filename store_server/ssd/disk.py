@@ -7,14 +7,18 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from kvcore.errors import ConfigError
+from kvcore.units import format_size
 from kvcore.wire.messages import Status
 from store_server.ssd.aligned import Arena, copy_bytes, is_direct, layer_checksums
+from store_server.ssd.block_device import BlockDevice, is_block_device
 from store_server.ssd.config import DiskConfig, SsdConfig
 from store_server.ssd.disk_io import TRANSIENT_ERRNOS, DiskIo, read_all
 from store_server.ssd.events import DiskFailed, Event, ReadDone
+from store_server.ssd.folder import Directory, Folder
 from store_server.ssd.format import PAGE_BYTES, round_up
 from store_server.ssd.recovery import recover_segment
-from store_server.ssd.segments import Contents, SegmentFiles, segment_path
+from store_server.ssd.segments import Contents, SegmentFiles
 from store_server.ssd.types import Location, ReadRequest
 from store_server.ssd.writer import Writer
 
@@ -44,7 +48,8 @@ class Disk:
         self.failed = False
         self.written_bytes = 0
         self._io, self._emit = io, emit
-        self._files = SegmentFiles(config.path, config.capacity_bytes, self.segment_bytes, io)
+        self._folder = _folder_at(config, self.segment_bytes, tier_config.batch_bytes, io)
+        self._files = SegmentFiles(self._folder, config.capacity_bytes, self.segment_bytes, io)
         self._writer = Writer(number, self._files, tier_config, next_sequence, emit, self._fail)
         self._readers = ThreadPoolExecutor(
             tier_config.read_threads, thread_name_prefix=f"ssd-{number}-reader"
@@ -52,6 +57,10 @@ class Disk:
         self._local = threading.local()
         self._failing = threading.Lock()
         self._errors_in_a_row = 0
+
+    @property
+    def max_object_bytes(self) -> int:
+        return self._folder.max_object_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -68,23 +77,21 @@ class Disk:
     def open(self, on_segment: Callable[[int, Contents, bool], None]) -> None:
         """Claim the directory and hand over what its segments hold, oldest first, with whether that took a
         scan. Blocks. ConfigError when the directory is in use, OSError when it is broken."""
-        self._files.lock()
+        self._folder.lock()
         try:
-            for segment_id in self._files.existing_ids():
+            for segment_id in self._folder.ids():
                 self._open_segment(segment_id, on_segment)
-            self._files.clear_leftovers()
+            self._folder.clear_leftovers()
         except OSError:
-            self._files.unlock()
+            self._folder.unlock()
             raise
 
     def _open_segment(self, segment_id: int, on_segment: Callable[[int, Contents, bool], None]) -> None:
-        recovered = recover_segment(self.directory, segment_id, self._io, self._arena())
+        recovered = recover_segment(self._folder, segment_id, self._io, self._arena())
         used_bytes = recovered.contents.used_bytes
         self._files.adopt(segment_id, recovered.file_bytes)
         if used_bytes == 0:
-            log.info(
-                "%s holds nothing that can be read back; deleted", segment_path(self.directory, segment_id)
-            )
+            log.info("%s holds nothing that can be read back; deleted", self._folder.name(segment_id))
             self._files.discard(segment_id)
             return
         if recovered.scanned:
@@ -102,7 +109,7 @@ class Disk:
         """Write back what waits, seal, end the threads. Blocks."""
         self._writer.stop()
         self._readers.shutdown(wait=True)
-        self._files.unlock()
+        self._folder.unlock()
 
     @property
     def writer(self) -> Writer:
@@ -131,9 +138,8 @@ class Disk:
         self._errors_in_a_row = 0
         if complete and layer_checksums(buffers, location.size_bytes, location.num_layers) == list(checksums):
             return Status.OK
-        log.error(
-            "%s: bad checksum at %d", segment_path(self.directory, location.segment_id), location.offset_bytes
-        )
+        name = self._folder.name(location.segment_id)
+        log.error("%s: bad checksum at %d", name, location.offset_bytes)
         return Status.CORRUPT
 
     def _read_payload(self, location: Location, buffers: Sequence[memoryview]) -> bool:
@@ -150,11 +156,11 @@ class Disk:
                 views += [last[: len(last) - tail_bytes], tail]
         else:
             views = [arena.take(padded_bytes)]
-        fd = self._io.open(segment_path(self.directory, location.segment_id), os.O_RDONLY)
+        place = self._folder.open(location.segment_id)
         try:
-            read_bytes = read_all(self._io, fd, views, location.offset_bytes)
+            read_bytes = read_all(self._io, place.fd, views, place.base_bytes + location.offset_bytes)
         finally:
-            os.close(fd)
+            os.close(place.fd)
         if read_bytes < padded_bytes:
             return False
         if not direct:
@@ -170,7 +176,7 @@ class Disk:
         if error.errno in TRANSIENT_ERRNOS:
             log.warning("%s: %s", self.directory, error)
             return Status.UNAVAILABLE
-        log.error("%s: read error: %s", segment_path(self.directory, location.segment_id), error)
+        log.error("%s: read error: %s", self._folder.name(location.segment_id), error)
         self._errors_in_a_row += 1
         if self._errors_in_a_row >= READ_ERRORS_IN_A_ROW or error.errno not in (errno.EIO, errno.ENODATA):
             self._fail(error)
@@ -190,3 +196,15 @@ class Disk:
             self._local.arena = Arena(_KEEP_ARENA_BYTES)
         arena: Arena = self._local.arena
         return arena
+
+
+def _folder_at(config: DiskConfig, segment_bytes: int, batch_bytes: int, io: DiskIo) -> Folder:
+    if not is_block_device(config.path):
+        return Directory(config.path, config.capacity_bytes, io)
+    device = BlockDevice(config.path, config.capacity_bytes, segment_bytes, io)
+    if device.max_object_bytes < batch_bytes:
+        raise ConfigError(
+            f"{config.path}: its segments of {format_size(segment_bytes)} are too small for a device; "
+            f"give it a capacity of {format_size(32 * batch_bytes)} or more"
+        )
+    return device

@@ -4,10 +4,10 @@ headers."""
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from store_server.ssd.aligned import Arena, layer_checksums
 from store_server.ssd.disk_io import DiskIo, read_all
+from store_server.ssd.folder import Folder, Place
 from store_server.ssd.format import (
     PAGE_BYTES,
     PRELUDE_BYTES,
@@ -20,7 +20,7 @@ from store_server.ssd.format import (
     decode_prelude,
     round_up,
 )
-from store_server.ssd.segments import Contents, segment_path, snapshot_path
+from store_server.ssd.segments import Contents
 
 log = logging.getLogger(__name__)
 
@@ -36,32 +36,31 @@ class Recovered:
     scanned: bool
 
 
-def recover_segment(directory: Path, segment_id: int, io: DiskIo, arena: Arena) -> Recovered:
+def recover_segment(folder: Folder, segment_id: int, io: DiskIo, arena: Arena) -> Recovered:
     """Raises OSError when the disk does."""
-    file_bytes = segment_path(directory, segment_id).stat().st_size
-    contents = _from_snapshot(directory, segment_id, file_bytes)
+    file_bytes = folder.size_bytes(segment_id)
+    contents = _from_snapshot(folder, segment_id, file_bytes)
     if contents is not None:
         return Recovered(contents, file_bytes, scanned=False)
-    fd = io.open(segment_path(directory, segment_id), os.O_RDONLY)
+    place = folder.open(segment_id)
     try:
-        return Recovered(_Scan(fd, segment_id, file_bytes, io, arena).run(), file_bytes, scanned=True)
+        return Recovered(_Scan(place, segment_id, file_bytes, io, arena).run(), file_bytes, scanned=True)
     finally:
-        os.close(fd)
+        os.close(place.fd)
 
 
-def _from_snapshot(directory: Path, segment_id: int, file_bytes: int) -> Contents | None:
-    path = snapshot_path(directory, segment_id)
+def _from_snapshot(folder: Folder, segment_id: int, file_bytes: int) -> Contents | None:
     try:
-        data = path.read_bytes()
+        data = folder.read_snapshot(segment_id)
+        if data is None:
+            return None
         prelude = decode_prelude(SNAPSHOT_MAGIC, data)
         body = decode_body(prelude, memoryview(data)[PRELUDE_BYTES:])
-    except FileNotFoundError:
-        return None
     except (OSError, FormatError) as error:
-        log.warning("%s: %s; scanning the segment instead", path, error)
+        log.warning("index of %s: %s; scanning the segment instead", folder.name(segment_id), error)
         return None
     if prelude.segment_id != segment_id or prelude.length_bytes != file_bytes:
-        log.warning("%s does not belong to its segment file; scanning the segment instead", path)
+        log.warning("the index of %s is not its own; scanning it instead", folder.name(segment_id))
         return None
     return Contents.of_snapshot(body, file_bytes, prelude.sequence)
 
@@ -70,8 +69,8 @@ class _Scan:
     """Walks from header to header. Where one is damaged, looks for the next: one bad page must not cost the
     rest."""
 
-    def __init__(self, fd: int, segment_id: int, file_bytes: int, io: DiskIo, arena: Arena) -> None:
-        self._fd, self._segment_id, self._file_bytes = fd, segment_id, file_bytes
+    def __init__(self, place: Place, segment_id: int, file_bytes: int, io: DiskIo, arena: Arena) -> None:
+        self._place, self._segment_id, self._file_bytes = place, segment_id, file_bytes
         self._io, self._arena = io, arena
 
     def run(self) -> Contents:
@@ -133,4 +132,6 @@ class _Scan:
 
     def _read(self, at: int, size_bytes: int) -> memoryview:
         view = self._arena.take(size_bytes)
-        return view[: read_all(self._io, self._fd, [view], at)]
+        read_bytes = read_all(self._io, self._place.fd, [view], self._place.base_bytes + at)
+        # Behind a segment in a device lies something else.
+        return view[: max(0, min(read_bytes, self._file_bytes - at))]

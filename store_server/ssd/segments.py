@@ -1,17 +1,15 @@
 """The segment files of one path and their byte cap. Used by that disk's writer thread, but for `settle`."""
 
-import fcntl
+import contextlib
 import logging
 import os
-import re
 import threading
 from collections import OrderedDict
-from pathlib import Path
 
 import xxhash
 
-from kvcore.errors import ConfigError
 from store_server.ssd.disk_io import NO_ROOM_ERRNOS, RECLAIM_ERRNOS, DiskIo
+from store_server.ssd.folder import Folder, Place
 from store_server.ssd.format import (
     SNAPSHOT_MAGIC,
     BatchBody,
@@ -23,20 +21,10 @@ from store_server.ssd.format import (
 
 log = logging.getLogger(__name__)
 
-_SEGMENT_NAME = re.compile(r"^segment-(\d{12})\.kv$")
-
 
 class NoRoom(Exception):
     """Neither the disk nor the byte cap has room for another segment, and nothing of ours is left to
     reclaim."""
-
-
-def segment_path(directory: Path, segment_id: int) -> Path:
-    return directory / f"segment-{segment_id:012d}.kv"
-
-
-def snapshot_path(directory: Path, segment_id: int) -> Path:
-    return directory / f"segment-{segment_id:012d}.index"
 
 
 class Contents:
@@ -75,9 +63,9 @@ class Contents:
 class OpenSegment:
     """The one segment being appended to."""
 
-    def __init__(self, segment_id: int, fd: int, size_bytes: int) -> None:
+    def __init__(self, segment_id: int, place: Place, size_bytes: int) -> None:
         self.segment_id = segment_id
-        self.fd = fd
+        self.fd, self.base_bytes = place
         self.size_bytes = size_bytes
         self.contents = Contents()
 
@@ -89,8 +77,8 @@ class OpenSegment:
 class SegmentFiles:
     """`sizes_bytes` maps the ids of all our files there, oldest first, to what they take on disk."""
 
-    def __init__(self, directory: Path, capacity_bytes: int, segment_bytes: int, io: DiskIo) -> None:
-        self.directory = directory
+    def __init__(self, folder: Folder, capacity_bytes: int, segment_bytes: int, io: DiskIo) -> None:
+        self.folder = folder
         self.capacity_bytes = capacity_bytes
         self.segment_bytes = segment_bytes
         self.io = io
@@ -98,37 +86,6 @@ class SegmentFiles:
         self.used_bytes = 0
         self._next_id = 1
         self._lock = threading.Lock()
-        self._lock_fd = -1
-
-    def lock(self) -> None:
-        """Make the directory and claim it. ConfigError when another store uses it; OSError when it is
-        broken."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise ConfigError(
-                f"{self.directory} is in use by another store; give each store SSD paths of its own"
-            ) from None
-        self._lock_fd = fd
-
-    def unlock(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-
-    def existing_ids(self) -> list[int]:
-        """Ids of the segment files there, oldest first. Files of others are none of our business."""
-        names = (_SEGMENT_NAME.match(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in names if match)
-
-    def clear_leftovers(self) -> None:
-        """Snapshots that a crash left half written, or without their segment."""
-        for path in self.directory.glob("segment-*.index*"):
-            if not path.name.endswith(".index") or not path.with_suffix(".kv").exists():
-                path.unlink()
 
     def adopt(self, segment_id: int, size_bytes: int) -> None:
         """Count a file found at start."""
@@ -139,7 +96,7 @@ class SegmentFiles:
 
     def truncate(self, segment_id: int, size_bytes: int) -> None:
         """Cut off what follows the last batch of a segment found at start."""
-        os.truncate(segment_path(self.directory, segment_id), size_bytes)
+        self.folder.truncate(segment_id, size_bytes)
         self.used_bytes -= self.sizes_bytes[segment_id] - size_bytes
         self.sizes_bytes[segment_id] = size_bytes
 
@@ -154,9 +111,7 @@ class SegmentFiles:
         """Delete one segment."""
         with self._lock:
             self.used_bytes -= self.sizes_bytes.pop(segment_id)
-            # The snapshot goes first: it must never outlive its segment and describe a later one.
-            snapshot_path(self.directory, segment_id).unlink(missing_ok=True)
-            segment_path(self.directory, segment_id).unlink(missing_ok=True)
+            self.folder.remove(segment_id)
 
     def reclaim_to(self, limit_bytes: int) -> list[int]:
         """Delete oldest segments until our files take no more than `limit_bytes`; their ids."""
@@ -184,27 +139,20 @@ class SegmentFiles:
                 # Over the cap is our own doing; here somebody else filled the disk, or a limit is in force.
                 segment_id = self.reclaim_oldest() if error.errno in RECLAIM_ERRNOS else None
                 if segment_id is None:
-                    raise NoRoom(f"{self.directory}: {error.strerror}") from error
+                    raise NoRoom(f"{self.folder.path}: {error.strerror}") from error
                 dropped.append(segment_id)
 
     def _create(self, size_bytes: int) -> OpenSegment:
         segment_id = self._next_id
-        path = segment_path(self.directory, segment_id)
-        fd = self.io.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            self.io.allocate(fd, size_bytes)
-        except OSError:
-            os.close(fd)
-            path.unlink()
-            raise
+        place = self.folder.create(segment_id, size_bytes)
         self.adopt(segment_id, size_bytes)
-        return OpenSegment(segment_id, fd, size_bytes)
+        return OpenSegment(segment_id, place, size_bytes)
 
     def close(self, segment: OpenSegment) -> None:
         """Nothing more is appended: give back the unused end. `settle` has to follow."""
         used_bytes = segment.contents.used_bytes
-        os.ftruncate(segment.fd, used_bytes)
         with self._lock:
+            self.folder.truncate(segment.segment_id, used_bytes)
             self.used_bytes -= self.sizes_bytes[segment.segment_id] - used_bytes
             self.sizes_bytes[segment.segment_id] = used_bytes
 
@@ -214,7 +162,7 @@ class SegmentFiles:
         try:
             self.io.sync(segment.fd)
         except OSError as error:
-            log.warning("%s: not synced: %s", segment_path(self.directory, segment.segment_id), error)
+            log.warning("%s: not synced: %s", self.folder.name(segment.segment_id), error)
         finally:
             os.close(segment.fd)
         self.write_snapshot(segment.segment_id, segment.contents)
@@ -225,18 +173,12 @@ class SegmentFiles:
         body = encode_body(BatchBody(list(contents.records.values()), list(contents.removed)))
         digest = xxhash.xxh3_64_intdigest(body)
         prelude = Prelude(len(body), segment_id, 0, contents.last_sequence, contents.used_bytes, digest)
-        final = snapshot_path(self.directory, segment_id)
-        partial = final.with_suffix(".index.tmp")
         try:
-            with open(partial, "wb") as file:
-                file.write(encode_prelude(SNAPSHOT_MAGIC, prelude) + body)
-                file.flush()
-                os.fsync(file.fileno())
+            self.folder.write_snapshot(segment_id, encode_prelude(SNAPSHOT_MAGIC, prelude) + body)
             with self._lock:
-                if segment_id in self.sizes_bytes:  # not reclaimed meanwhile
-                    partial.replace(final)
-                else:
-                    partial.unlink()
+                # It may have been reclaimed meanwhile.
+                self.folder.publish_snapshot(segment_id, wanted=segment_id in self.sizes_bytes)
         except OSError as error:
-            log.warning("%s: no index snapshot written: %s", final, error)
-            partial.unlink(missing_ok=True)
+            log.warning("%s: no index snapshot written: %s", self.folder.name(segment_id), error)
+            with contextlib.suppress(OSError):
+                self.folder.publish_snapshot(segment_id, wanted=False)

@@ -101,7 +101,7 @@ class SsdTier:
     @property
     def max_object_bytes(self) -> int:
         """Larger ones are REFUSED: an object lies in one segment, and a disk holds at least two."""
-        return max((disk.capacity_bytes // 2 for disk in self._disks if not disk.failed), default=0)
+        return max((disk.max_object_bytes for disk in self._disks if not disk.failed), default=0)
 
     @property
     def metadata_bytes(self) -> int:
@@ -137,7 +137,7 @@ class SsdTier:
     def _place(self, request: WriteRequest, over_limit: bool) -> Acceptance:
         """The disk that has written least for its size takes it, unless its queue is full: space fills
         evenly, and a slow disk does not hold up the others."""
-        fits = [d for d in self._disks if d.takes_writes and request.size_bytes <= d.capacity_bytes // 2]
+        fits = [d for d in self._disks if d.takes_writes and request.size_bytes <= d.max_object_bytes]
         for disk in sorted(fits, key=lambda disk: disk.written_bytes / disk.capacity_bytes):
             if disk.writer.offer(request, over_limit):
                 disk.written_bytes += request.size_bytes

@@ -166,14 +166,14 @@ class Writer:
     def _write(self, segment: OpenSegment, views: Sequence[memoryview], offset_bytes: int) -> None:
         while True:
             try:
-                return write_all(self._files.io, segment.fd, views, offset_bytes)
+                return write_all(self._files.io, segment.fd, views, segment.base_bytes + offset_bytes)
             except OSError as error:
                 if error.errno not in NO_ROOM_ERRNOS:
                     raise
                 # Only where the file system cannot preallocate does room run out in the middle of a segment.
                 oldest = next(iter(self._files.sizes_bytes))
                 if error.errno not in RECLAIM_ERRNOS or oldest == segment.segment_id:
-                    raise NoRoom(f"{self._files.directory}: {error.strerror}") from error
+                    raise NoRoom(f"{self._files.folder.path}: {error.strerror}") from error
                 self._files.reclaim_oldest()
                 self._emit(SegmentsDropped(self._disk, [oldest]))
 
@@ -227,6 +227,6 @@ class Writer:
             try:
                 self._files.close(segment)
             except OSError as error:
-                log.warning("%s: not truncated: %s", self._files.directory, error)
+                log.warning("%s: not truncated: %s", self._files.folder.path, error)
             self._settler.submit(self._files.settle, segment)
         self._settler.shutdown(wait=True)
