@@ -30,7 +30,7 @@ from kvcore.transport.verbs import (
 )
 
 MIB = 1 << 20
-PIECE_BYTES = (16 << 10, 64 << 10, 256 << 10)
+PIECE_BYTES = (1 << 10, 64 << 10, 256 << 10)
 DEADLINE_S = 30.0
 
 
