@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from kvsim.agenda import Agenda
-from kvsim.batch import Batch
 from kvsim.block_cache import BlockCache
 from kvsim.engine_model import EngineSpec
 from kvsim.job import Job
+from kvsim.stepping_node import SteppingNode
 
 
-class CoupledNode:
+class CoupledNode(SteppingNode):
     """Without a chunk size a prompt is computed whole, prompts before decode steps, and the batch stands
     still meanwhile. With one, a step computes what its token budget leaves after the batch's own tokens, and
     both get on together. The prefix cache is what GPU memory the running requests leave.
@@ -28,35 +27,19 @@ class CoupledNode:
         first_token: Callable[[Job, float], None],
         ended: Callable[[Job, float], None],
     ) -> None:
-        self._agenda = agenda
+        super().__init__(
+            agenda, engine.decode_model(), engine.kv_capacity_tokens, engine.max_batch_requests, ended
+        )
         self._prefill = engine.prefill_model()
-        self._capacity_tokens = engine.kv_capacity_tokens
-        self._max_requests = engine.max_batch_requests
         self._block_size_tokens = block_size_tokens
         self._cache = (
             BlockCache("lru", self._capacity_tokens // block_size_tokens) if has_prefix_cache else None
         )
         self._chunk_tokens = chunk_tokens
         self._first_token = first_token
-        self._ended = ended
-        self._waiting: deque[Job] = deque()
         self._prefilling: Job | None = None
-        self.batch = Batch(engine.decode_model())
-        self._reserved_tokens = 0
         self._stall_ms = 0.0
         self._is_stepping = False
-        self._run_began_at = 0.0
-        self._run_steps = 0
-        self._run_number = 0
-        self.busy_ms = 0.0
-
-    @property
-    def kv_share(self) -> float:
-        return self._reserved_tokens / self._capacity_tokens
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     def submit(self, job: Job, now: float) -> None:
         self._waiting.append(job)
@@ -64,14 +47,8 @@ class CoupledNode:
 
     def wake(self, job: Job, now: float) -> None:
         """`job` may begin: at once when nothing runs, else after the step under way."""
-        if self._is_stepping:
-            return
-        if not len(self.batch):
-            self._step(now)
-        elif self._has_room(job):
-            steps = self.batch.steps_within((now - self._run_began_at) * 1e3)
-            if steps < self._run_steps:
-                self._plan(steps)
+        if not self._is_stepping:
+            self._wake(job, now)
 
     def leading(self, job: Job) -> int:
         """Leading blocks of the prompt that need not be computed here."""
@@ -96,17 +73,11 @@ class CoupledNode:
             free_tokens = max(0, self._capacity_tokens - self._reserved_tokens)
             self._cache.shrink(free_tokens // self._block_size_tokens)
 
-    def _has_room(self, job: Job) -> bool:
-        needed = self._reserved_tokens + job.final_kv_tokens
-        return not self._reserved_tokens or (
-            needed <= self._capacity_tokens and len(self.batch) < self._max_requests
-        )
-
     def _take(self) -> Job | None:
         job = self.next_prompt()
         if job is None:
             return None
-        self._reserved_tokens += job.final_kv_tokens
+        self._reserve(job)
         held = self.leading(job)
         self._fit_cache()
         outcome, prompt_tokens = job.outcome, job.request.prompt_tokens
@@ -123,9 +94,7 @@ class CoupledNode:
             self._prefilling = self._take()
         job = self._prefilling
         if job is None:
-            if len(self.batch):
-                self._run_began_at = now
-                self._plan(self.batch.steps_to_next_end)
+            self._run(now)
             return
         self._is_stepping = True
         if not self._chunk_tokens:
@@ -161,29 +130,10 @@ class CoupledNode:
             job.first_wait_ms = -self._stall_ms
             self.batch.add(job)
         else:
-            self._reserved_tokens -= job.final_kv_tokens
-            self._ended(job, now)
+            self._end(job, now)
         self._step(now)
 
-    def _plan(self, steps: int) -> None:
-        self._run_steps = steps
-        self._run_number += 1
-        number = self._run_number
-        due_at = self._run_began_at + self.batch.run_ms(steps) / 1e3
-        self._agenda.at(due_at, lambda now: self._run_over(number, now))
-
-    def _run_over(self, number: int, now: float) -> None:
-        if number != self._run_number:
-            return
-        total_ms = self.batch.run_ms(self._run_steps)
-        self.busy_ms += total_ms
-        self._advance(self._run_steps, total_ms, now)
-        self._step(now)
-
-    def _advance(self, steps: int, total_ms: float, now: float) -> None:
+    def _advance(self, steps: int, total_ms: float, now: float, first_extra_ms: float = 0.0) -> None:
         stall_ms, self._stall_ms = self._stall_ms, 0.0
-        for job in self.batch.advance(steps, total_ms, stall_ms):
-            self._reserved_tokens -= job.final_kv_tokens
-            self.batch.close(job)
-            self._ended(job, now)
+        super()._advance(steps, total_ms, now, first_extra_ms + stall_ms)
         self._fit_cache()

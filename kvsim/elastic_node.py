@@ -80,6 +80,6 @@ class ElasticNode(CoupledNode):
     def admit_arrived(self, now: float) -> None:
         while self._arrived and self._has_room(self._arrived[0]):
             job = self._arrived.popleft()
-            self._reserved_tokens += job.final_kv_tokens
+            self._reserve(job)
             self._first_token(job, now)
             self.batch.add(job)

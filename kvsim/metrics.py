@@ -44,8 +44,8 @@ class LoadSeries(msgspec.Struct):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`good_*`: requests within both SLOs. Shares are of all requests that arrived. `prefill_ms` is compute
-    time a request served. `load_correlation` is that of prefill and decode load over time; below 0 they swing
-    in antiphase (arXiv 2407.00079, section 7.3). Utilisations are of the time until the last request
+    time a request served. Deviations and `load_correlation`, that of prefill and decode load, are of the time
+    in which requests arrive; below 0 the loads swing in antiphase (arXiv 2407.00079, section 7.3). Utilisations are of the time until the last request
     ended."""
 
     name: str
@@ -100,7 +100,9 @@ def summarize(
     arrivals_s = max(outcomes[-1].arrived_at - outcomes[0].arrived_at, 1e-9) if outcomes else 1.0
     prompt_tokens = sum(o.prompt_tokens for o in served)
     blocks = sum(o.num_blocks for o in served)
-    prefill, decode = np.array(series.prefill_load), np.array(series.decode_load)
+    # Not while the last requests run out: that is a slope, and no swing.
+    arriving = sum(at <= outcomes[-1].arrived_at for at in series.at) if outcomes else 0
+    prefill, decode = np.array(series.prefill_load[:arriving]), np.array(series.decode_load[:arriving])
     swings = len(prefill) > 1 and prefill.std() > 0 and decode.std() > 0
     return Summary(
         name=name,
