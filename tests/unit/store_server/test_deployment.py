@@ -119,13 +119,14 @@ def test_kubernetes_knows_every_field_of_the_manifest() -> None:
             kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
 
 
-def test_the_image_has_what_the_store_needs() -> None:
+def test_the_image_has_what_store_and_router_need() -> None:
     dockerfile = (CONFIGS / "kubernetes" / "Dockerfile").read_text()
     project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
-    assert "[store,remote]" in dockerfile
-    assert {"store", "remote"} <= set(project["optional-dependencies"])
+    assert "[store,remote,router,discovery]" in dockerfile
+    assert {"store", "remote", "router", "discovery"} <= set(project["optional-dependencies"])
     assert f"mooncake-store:{project['version']}" in dockerfile
-    assert f"mooncake-store:{project['version']}" in (CONFIGS / "kubernetes" / "store.yaml").read_text()
+    for manifest in ("store.yaml", "router.yaml"):
+        assert f"mooncake-store:{project['version']}" in (CONFIGS / "kubernetes" / manifest).read_text()
 
 
 def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
