@@ -12,6 +12,7 @@ from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError, KVError
 from kvcore.units import parse_size_bytes
+from kvcore.wire.messages import EvictStrategy
 from store_server.config import ENV_PREFIX, StoreConfig
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ def make_parser() -> argparse.ArgumentParser:
     ls.add_argument("--limit", type=int, default=100, help="show so many at most, 0: all (default: 100)")
     evict = asking("evict", _evict, "make room; objects in use or pinned hard stay")
     evict.add_argument("size", nargs="?", default="", help="how much is to be free (default: all)")
+    evict.add_argument(
+        "--strategy",
+        choices=[strategy.name.lower() for strategy in EvictStrategy],
+        default="save",
+        help="save what no lower level has, take only what has copies there, or discard (default: save)",
+    )
     bench = asking("bench", _bench, "measure put, get and exists from here; what it stores it removes")
     bench.add_argument("--sizes", default="4kb,64kb,1mb,16mb", help="of values (default: %(default)s)")
     bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: 1)")
@@ -158,7 +165,7 @@ def _evict(args: argparse.Namespace) -> None:
     from store_server import commands
 
     with _connected(args) as client:
-        commands.evict(client, size=args.size, as_json=args.json)
+        commands.evict(client, size=args.size, strategy=args.strategy, as_json=args.json)
 
 
 def _bench(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from kvcore.metrics import (
     POOL_USED_BYTES,
 )
 from kvcore.units import format_size, parse_size_bytes
-from kvcore.wire.messages import KeyInfo, PinKind, Tier
+from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Tier
 
 _PAGE = 1000
 _POLL_S = 0.2
@@ -66,7 +66,7 @@ def list_objects(client: StoreClient, *, prefix: str, limit: int, as_json: bool)
     """`prefix`: hex digits that keys begin with. `limit` 0: all."""
     wanted = _hex(prefix)
     num_shown = 0
-    table = Table("key", "size", "layers", "tier", "pin", "leases", show_edge=False)
+    table = Table("key", "size", "layers", "copies", "pin", "leases", show_edge=False)
     for info in _objects(client):
         if not info.key.hex().startswith(wanted):
             continue
@@ -77,7 +77,7 @@ def list_objects(client: StoreClient, *, prefix: str, limit: int, as_json: bool)
                 info.key.hex(),
                 format_size(info.size_bytes),
                 f"{info.layers_ready}/{info.num_layers}",
-                Tier(info.tier).name,
+                "+".join(Tier(tier).name for tier in info.copies) or "being written",
                 PinKind(info.pin).name.lower() if info.pin else "",
                 str(info.num_leases or ""),
             )
@@ -89,10 +89,12 @@ def list_objects(client: StoreClient, *, prefix: str, limit: int, as_json: bool)
         print(f"{num_shown} objects shown" + (", there may be more (--limit)" if num_shown == limit else ""))
 
 
-def evict(client: StoreClient, *, size: str, as_json: bool) -> None:
-    """`size`: how much is to be free afterwards, "" for everything that may go."""
+def evict(client: StoreClient, *, size: str, strategy: str, as_json: bool) -> None:
+    """`size`: how much is to be free afterwards, "" for everything that may go. `strategy`: the name of an
+    EvictStrategy."""
     _asked(client)
-    num_objects, size_bytes = client.evict(parse_size_bytes(size) if size else 0)
+    chosen = EvictStrategy[strategy.upper()]
+    num_objects, size_bytes = client.evict(parse_size_bytes(size) if size else 0, chosen)
     if as_json:
         print(json.dumps({"num_objects": num_objects, "size_bytes": size_bytes}))
     else:
@@ -169,7 +171,8 @@ def _hex(prefix: str) -> str:
 
 def _as_dict(info: KeyInfo) -> dict[str, Any]:
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
-    return {**fields, "key": info.key.hex(), "tier": Tier(info.tier).name.lower()}
+    copies = [Tier(tier).name.lower() for tier in info.copies]
+    return {**fields, "key": info.key.hex(), "tier": Tier(info.tier).name.lower(), "copies": copies}
 
 
 def _readable(name: str, value: float) -> str:

@@ -38,6 +38,7 @@ def test_ls(filled: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = capsys.readouterr().out.splitlines()
     info = json.loads(line)
     assert info["key"] == key(4).hex() and info["size_bytes"] == 2048 and info["tier"] == "dram"
+    assert info["copies"] == ["dram"]
     assert main(["ls", "not-hex"]) == 2
     assert "hex" in capsys.readouterr().err
 
@@ -45,7 +46,9 @@ def test_ls(filled: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
 def test_evict(filled: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evict", "1mb", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_objects"] == 0, "so much is free already"
-    assert main(["evict"]) == 0
+    assert main(["evict", "--strategy", "copies"]) == 0
+    assert "0 objects evicted" in capsys.readouterr().out
+    assert main(["evict", "--strategy", "discard"]) == 0
     assert "5 objects evicted, 10.0 KiB" in capsys.readouterr().out
     assert filled.stats()["objects"] == 0
 
