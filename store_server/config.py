@@ -1,5 +1,6 @@
 """Settings of `mooncake-store serve`: flags > environment MOONCAKE_STORE_* > file > these defaults."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES
 from store_server.core.eviction import POLICIES
 from store_server.core.store import StoreLimits
 from store_server.events_config import EventsConfig
-from store_server.levels import StorageLevel, cpu_capacity_bytes, remote_config, ssd_config
+from store_server.levels import StorageLevel, cpu_capacity_bytes, cpu_path, remote_config, ssd_config
 from store_server.remote import RemoteConfig
 from store_server.ssd import SsdConfig
 from store_server.tenants import Tenant
@@ -139,6 +140,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 "pool_size_bytes and the cpu level of storage_levels say different sizes; give one"
             )
         return level_bytes
+
+    def dram_path(self) -> Path | None:
+        """What the pool is mapped from; None for ordinary memory. ConfigError for what makes no sense."""
+        path = cpu_path(self.storage_levels)
+        if path is not None and self.huge_pages:
+            raise ConfigError("huge_pages is for ordinary memory; the cpu level of storage_levels has a path")
+        return path
 
     def ssd(self) -> SsdConfig | None:
         return ssd_config(self.storage_levels)

@@ -3,11 +3,12 @@
 [[storage_levels]]
 level = "cpu"
 capacity = "64gb"
+paths = ["/dev/dax0.0"]    # where that memory is, if not ordinary memory
 
 [[storage_levels]]
 level = "ssd"
-paths = ["/mnt/nvme0/mooncake", "/mnt/nvme1/mooncake"]    # one for each disk
-capacity = "1tb"                                          # of each path
+paths = ["/mnt/nvme0/mooncake", "/dev/nvme1n1"]    # one for each disk: a directory, or a whole block device
+capacity = "1tb"                                   # of each path
 
 [[storage_levels]]
 level = "remote"
@@ -25,12 +26,17 @@ from store_server.remote import RemoteConfig
 from store_server.ssd import DiskConfig, SsdConfig
 
 KNOWN_LEVELS = ("gpu", "cpu", "ssd", "remote")
-_FIELDS = {"ssd": ("capacity", "paths"), "remote": ("capacity", "url", "options", "timeout", "refresh")}
+_FIELDS = {
+    "cpu": ("capacity", "paths"),
+    "ssd": ("capacity", "paths"),
+    "remote": ("capacity", "url", "options", "timeout", "refresh"),
+}
 
 
 class StorageLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`capacity`: "64gb", or bytes; of the SSD it is that of each path. The gpu level is the engine's own and
-    may stand in the list for completeness. What belongs to one level only: `paths` to ssd; to remote `url`,
+    may stand in the list for completeness. `paths`: of ssd a directory or block device each, of cpu a DAX
+    device or file to map. What belongs to one level only: to remote `url`,
     `options` of its client, `timeout` of one request and `refresh`, the time from one listing to the next;
     its `capacity` may be left out."""
 
@@ -50,6 +56,12 @@ def cpu_capacity_bytes(levels: Sequence[StorageLevel]) -> int | None:
         if level.level == "cpu":
             return _capacity_bytes(level)
     return None
+
+
+def cpu_path(levels: Sequence[StorageLevel]) -> Path | None:
+    """What the pool is mapped from; None for ordinary memory."""
+    _check(levels)
+    return next((Path(level.paths[0]) for level in levels if level.level == "cpu" and level.paths), None)
 
 
 def ssd_config(levels: Sequence[StorageLevel]) -> SsdConfig | None:
@@ -93,6 +105,8 @@ def _check(levels: Sequence[StorageLevel]) -> None:
             raise ConfigError(f"storage_levels: level {level.level!r} is there more than once")
         if not level.paths and level.level == "ssd":
             raise ConfigError("storage_levels: the ssd level needs `paths`, a directory on each disk")
+        if len(level.paths) > 1 and level.level == "cpu":
+            raise ConfigError("storage_levels: the cpu level is mapped from one path, not from several")
         if not level.url and level.level == "remote":
             raise ConfigError('storage_levels: the remote level needs a `url`, such as "s3://bucket/prefix"')
         allowed = ("level", *_FIELDS.get(level.level, ("capacity",)))

@@ -64,8 +64,7 @@ class Pool:
             logger.debug("no transparent huge pages for the pool", extra={"reason": error.strerror})
 
     def _populate(self) -> None:
-        # Faults that allocate are slower than allocating first, but only they get transparent huge pages.
-        allocates_first = "[advise]" not in _read(_SHMEM_HUGE_PAGES)
+        allocates_first = self._allocates_first()
         # None: only where somebody can watch it.
         quiet = True if self.size_bytes <= _POPULATE_STEP_BYTES else None
         total = self.size_bytes
@@ -76,6 +75,10 @@ class Pool:
                     os.posix_fallocate(self.fd, offset, step)
                 self._fault_in(offset, step)
                 bar.update(step)
+
+    def _allocates_first(self) -> bool:
+        """Faults that allocate are slower than allocating first, but only they get transparent huge pages."""
+        return "[advise]" not in _read(_SHMEM_HUGE_PAGES)
 
     def _fault_in(self, offset: int, size_bytes: int) -> None:
         try:

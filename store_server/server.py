@@ -40,8 +40,9 @@ from store_server.core.reads import Served
 from store_server.core.store import Store
 from store_server.drain import Drainer
 from store_server.file_limit import affordable_connections
+from store_server.mapped_pool import open_pool
 from store_server.payload import PayloadViews
-from store_server.pool import Pool, check_available
+from store_server.pool import check_available
 from store_server.rdma import RdmaPoint
 from store_server.replicas import ReplicaKeeper
 from store_server.runtime_dir import RuntimeDir
@@ -71,7 +72,8 @@ class StoreServer:
     ) -> None:
         config.check()
         self.max_connections = affordable_connections(config.max_connections)
-        if not config.huge_pages:
+        pool_path = config.dram_path()
+        if pool_path is None and not config.huge_pages:
             # First of all: bookkeeping for a pool that nobody can have takes long as well.
             check_available(config.pool_size_bytes)
         self.config = config
@@ -93,7 +95,7 @@ class StoreServer:
             from store_server import events
 
             self.events = events.EventPublisher(config.events, placements, self._holdings)
-        self.pool = Pool(self.store.space.capacity_bytes, huge_pages=config.huge_pages)
+        self.pool = open_pool(pool_path, self.store.space.capacity_bytes, huge_pages=config.huge_pages)
         self.views = PayloadViews(self.pool.view)
         self.num_requests: Counter[type] = Counter()
         """By the type of message."""

@@ -8,6 +8,7 @@ import contextlib
 import mmap
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -50,9 +51,12 @@ class PoolMapping:
             _, descriptors, _, _ = socket.recv_fds(attachment, 1, 1)
             if len(descriptors) != 1:
                 raise StoreUnavailable("the store did not hand over its pool")
-            size_bytes = os.fstat(descriptors[0]).st_size
-            if size_bytes < offer.pool_size_bytes:
-                raise StoreUnavailable(f"the pool has {size_bytes} bytes, offered {offer.pool_size_bytes}")
+            status = os.fstat(descriptors[0])
+            # A device (DAX) does not say its size here; mapping more than it has fails.
+            if stat.S_ISREG(status.st_mode) and status.st_size < offer.pool_size_bytes:
+                raise StoreUnavailable(
+                    f"the pool has {status.st_size} bytes, offered {offer.pool_size_bytes}"
+                )
             memory = mmap.mmap(descriptors[0], offer.pool_size_bytes, mmap.MAP_SHARED)
         except (OSError, ValueError) as error:
             attachment.close()
