@@ -31,6 +31,7 @@ class RedisDiscovery:
         self._interval_s = config.interval_ms / 1e3
         self._roll = Roll()
         self._is_reached = True
+        self._has_complained = False
 
     async def changes(self) -> AsyncIterator[Sequence[InstanceSpec]]:
         last: list[EngineEntry] | None = None
@@ -59,7 +60,11 @@ class RedisDiscovery:
                 pipe.time()
                 pipe.hgetall(self._key)
                 (seconds, micros), fields = await pipe.execute()
+            num_malformed = self._roll.num_malformed
             old = self._roll.read(fields, seconds * 1000 + micros // 1000, now())
+            if self._roll.num_malformed > num_malformed and not self._has_complained:
+                self._has_complained = True
+                logger.warning("%s holds something that is no registration of an engine", self._key)
             if old:
                 await self._redis.hdel(self._key, *old)
         except (RedisError, OSError) as error:

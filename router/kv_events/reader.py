@@ -8,7 +8,7 @@ import zmq
 from router.cluster import Cluster
 from router.core.event_feed import EventFeed
 from router.core.prefix_index import PrefixIndex
-from router.instance import Health
+from router.instance import Health, Instance
 from router.kv_events.source import EventSource
 from router.kv_events.subscriber import Subscriber
 
@@ -35,7 +35,7 @@ class EventReader:
         self._index = index
         self._stores = stores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._followers: dict[tuple[str, int], _Follower] = {}
+        self._followers: dict[Instance, _Follower] = {}
         self._store_followers: list[_Follower] = []
         self._tidying: asyncio.TimerHandle | None = None
 
@@ -47,16 +47,14 @@ class EventReader:
 
     def watch(self) -> None:
         """To be called after each change of the cluster."""
-        present = {
-            (url, worker): instance.spec.events
-            for url, instance in self._cluster.instances.items()
-            if instance.spec.events is not None and (worker := self._cluster.book.worker_of(url)) is not None
-        }
+        # By instance, not by its URL: one that left and came back in between knows nothing of its blocks.
+        present = {i: i.spec.events for i in self._cluster.instances.values() if i.spec.events is not None}
         for gone in self._followers.keys() - present.keys():
             self._followers.pop(gone).subscriber.close()
-        for key, source in present.items():
-            if key not in self._followers:
-                self._followers[key] = self._follow(source, key[1])
+        for instance, source in present.items():
+            worker = self._cluster.book.worker_of(instance.url)
+            if instance not in self._followers and worker is not None:
+                self._followers[instance] = self._follow(source, worker)
 
     def _follow(self, source: EventSource, worker: int) -> _Follower:
         follower = _Follower(Subscriber(self._context, source, EventFeed(self._index, worker)))
@@ -65,9 +63,8 @@ class EventReader:
 
     def sweep(self) -> None:
         """Once in a while: engines that went down or came back, and what they left in the index."""
-        for (url, _), follower in self._followers.items():
-            instance = self._cluster.instances.get(url)
-            is_down = instance is None or instance.health is Health.DOWN
+        for instance, follower in self._followers.items():
+            is_down = instance.health is Health.DOWN
             if is_down and not follower.is_lost:
                 follower.subscriber.lost()
             elif follower.is_lost and not is_down:
@@ -83,8 +80,8 @@ class EventReader:
 
     def subscribers(self) -> Iterable[tuple[str, Subscriber]]:
         """(engine URL or endpoint of a store, subscriber)."""
-        for (url, _), follower in self._followers.items():
-            yield url, follower.subscriber
+        for instance, follower in self._followers.items():
+            yield instance.url, follower.subscriber
         for follower in self._store_followers:
             yield follower.subscriber.source.endpoint, follower.subscriber
 

@@ -12,7 +12,9 @@ import msgspec
 from kvcore.errors import ConfigError
 from router.app import Router
 from router.config import RouterConfig
+from router.core.block_hash import block_hashes
 from router.discovery import StaticDiscovery
+from tests.integration.event_publisher import EventPublisher, stored
 from tests.integration.router_harness import MockEngine, Setup, Turn, async_test, until
 from tests.integration.test_router_process import connect, exit_status, first_line, router_process
 
@@ -91,6 +93,33 @@ async def test_policies_and_slos_change_the_next_decision() -> None:
         assert (await setup.ask("/reload", {})).status == 200
         refused = await setup.ask(COMPLETIONS, PROMPT)
         assert refused.status == 429 and refused.json["error"]["code"] == "ttft_slo"
+
+
+@async_test
+async def test_an_engine_that_publishes_elsewhere_is_followed_there() -> None:
+    engine = await MockEngine("m").start()
+    first, second = EventPublisher(), EventPublisher()
+    first.publish([stored([1], list(range(16)))])
+    second.publish([stored([1, 2], list(range(32)))])
+
+    def events(publisher: EventPublisher) -> list[str]:
+        return [f"{engine.url}={publisher.endpoint},{publisher.replay_endpoint}"]
+
+    written = Written(worker_urls=[engine.url], kv_events=events(first))
+    async with running(written, engine) as setup:
+        index, hashes = setup.router.index, block_hashes(list(range(32)), 16)
+        assert index is not None
+
+        def held() -> int:
+            instances = setup.router.cluster.book.view(0.0).mixed
+            return index.match(hashes, 0.0).local_blocks_of(instances)[0] if instances else -1
+
+        await until(lambda: held() == 1)
+        written.settings["kv_events"] = events(second)
+        assert (await setup.ask("/reload", {})).json == {"changed": ["kv_events"]}
+        await until(lambda: held() == 2)
+    first.close()
+    second.close()
 
 
 @async_test
