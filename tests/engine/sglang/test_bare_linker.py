@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,22 @@ def test_a_page_that_is_gone_fails_its_load_and_no_other(new_engine: NewEngine) 
     assert save(engine, engine.transfers(["kv"], HASHES[:2], (1, 2)))
     assert not load(engine, engine.transfers(["kv"], HASHES[:3], (4, 5, 6)))
     assert load(engine, engine.transfers(["kv"], HASHES[:2], (4, 5)))
+
+
+def test_without_a_store_there_is_nothing_and_nothing_waits(tmp_path: Path) -> None:
+    store = StoreProcess(tmp_path)
+    engine = LinkedEngine("full", suite_extra_config(store))
+    try:
+        engine.fill(seed=1)
+        assert save(engine, engine.transfers(["kv"], HASHES, (1, 2, 3, 4)))
+        store.kill()
+        engine.wait(lambda: engine.linker.lookup("request", engine.transfers(["kv"], HASHES, ())) == [])
+        assert not save(engine, engine.transfers(["kv"], HASHES, (1, 2, 3, 4)))
+        # It was found, and then the store died: SGLang aborts the request that waits for it.
+        assert not load(engine, engine.transfers(["kv"], HASHES, (5, 6, 7, 8)))
+    finally:
+        engine.linker.close()
+        store.close()
 
 
 def test_a_cancelled_load_does_not_start(new_engine: NewEngine) -> None:
