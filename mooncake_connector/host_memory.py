@@ -23,6 +23,15 @@ class HostMemory:
     def make_rows(self, num_rows: int, row_size_bytes: int) -> HostRows:
         return plain_rows(num_rows, row_size_bytes)
 
+    def arrivals(self) -> list[memoryview]:
+        whole = []
+        for blocks in self._blocks:
+            size_bytes = 1 + sum(
+                (n - 1) * stride for n, stride in zip(blocks.shape, blocks.strides, strict=True)
+            )
+            whole.append(np.lib.stride_tricks.as_strided(blocks, (size_bytes,), (1,)).data)
+        return whole
+
     def copy_out(self, layer: int, block_ids: Sequence[int], rows: HostRows, slots: Sequence[int]) -> Done:
         for block_id, slot in zip(block_ids, slots, strict=True):
             block = self._blocks[layer][block_id]

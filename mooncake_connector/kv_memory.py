@@ -26,6 +26,10 @@ class HostRows:
         row: memoryview = self.array[index].data
         return row
 
+    def all_rows(self) -> memoryview:
+        rows: memoryview = self.array.reshape(-1).data
+        return rows
+
 
 def plain_rows(num_rows: int, row_size_bytes: int) -> HostRows:
     """Touched row by row as it is used, so an idle engine does not pay for all of it."""
@@ -70,6 +74,10 @@ class KVMemory(Protocol):
     layout: KVLayout
 
     def make_rows(self, num_rows: int, row_size_bytes: int) -> HostRows: ...
+
+    def arrivals(self) -> list[memoryview]:
+        """All host memory that buffers of landings lie in."""
+        ...
 
     # ---- engine's thread
 

@@ -42,11 +42,15 @@ class StagedMemory:
         buffer_rows = ring_blocks // num_buffers * layout.num_layers
         ring_rows = num_buffers * buffer_rows
         rows = device.make_rows(2 * ring_rows, layout.layer_size_bytes)
+        self._rows = rows
         self._sealed = LoadRing(rows, 0, num_buffers, buffer_rows)
         self._followed = LoadRing(rows, ring_rows, num_buffers, buffer_rows)
 
     def make_rows(self, num_rows: int, row_size_bytes: int) -> HostRows:
         return self._device.make_rows(num_rows, row_size_bytes)
+
+    def arrivals(self) -> list[memoryview]:
+        return [self._rows.all_rows()]
 
     # ---- engine's thread
 

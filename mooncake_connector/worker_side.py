@@ -77,7 +77,10 @@ class WorkerSide:
             return block_keys(digest, block_hashes)
 
         self._store, self._memory = store, memory
+        for buffer in memory.arrivals():
+            store.register(buffer)
         if facts.writes:
+            store.register(staging.rows.all_rows())
             self._saver = Saver(store, memory, staging, keys_of, self.counters, self._trace, self.guard)
         self._loader = Loader(
             store,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvcore.transport.base import Buffer, Transfer
+from kvcore.transport.base import Buffer, Region, Transfer
 from kvcore.transport.pool_view import ObjectView
 from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Status, Tier
 
@@ -71,6 +71,12 @@ class LayerwiseStore(Protocol):
     ) -> Transfer:
         """Read layers into buffers[i] (one writable buffer or a sequence of them). With wait_ms the read
         follows a writer, also one that has not reserved the key yet."""
+        ...
+
+    def register(self, buffer: Buffer) -> Region:
+        """Memory that will be read into and written from often: over RDMA its bytes then move without a copy.
+        Any time, also without a store; reconnecting keeps it. Close the region when no transfer uses the
+        memory any more. On other planes, and for memory no device takes, it does nothing."""
         ...
 
     def abort(self, keys: Sequence[bytes]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
-from kvcore.transport.base import ReadBatch, WriteBatch
+from kvcore.transport.base import Buffer, ReadBatch, Region, WriteBatch
 from kvcore.transport.fake import DEFAULT_TIMEOUT_MS, FakeStore, FakeTransfer, FakeTransport
 from kvcore.wire.messages import KeyInfo, Status, Tier
 
@@ -30,6 +30,9 @@ class FakeStoreClient:
     @property
     def connected(self) -> bool:
         return self.store.up and not self._transport.closed
+
+    def register(self, buffer: Buffer) -> Region:
+        return self._transport.register(buffer)
 
     def lookup(
         self, keys: Sequence[bytes], *, include_pending: bool = False, timeout_ms: float | None = None

@@ -232,9 +232,6 @@ class StoreClient(Management):
         link.plane.after_writes(say)
 
     def register(self, buffer: Buffer) -> Region:
-        """Memory that will be read into and written from often: over RDMA its bytes then move without a copy.
-        Any time, also without a store; reconnecting keeps it. Close the region when no transfer uses the
-        memory any more. On other planes, and for memory no device takes, it does nothing."""
         rdma = self._keeper.rdma
         return rdma.register(buffer) if isinstance(rdma, RdmaHost) else UnpinnedRegion(buffer)
 

@@ -96,6 +96,16 @@ class LayerwiseStoreContract:
         assert seen[0][2] < before_last
         assert [b"".join(layers) for layers in got] == [value_of(0), value_of(1)]
 
+    def test_registered_memory_moves_like_any_other(self, client, other):
+        source, target = bytearray(value_of(1)), bytearray(OBJECT_BYTES)
+        regions = [client.register(source), other.register(target)]
+        assert client.reserve([key_of(1)], OBJECT_BYTES, LAYERS) == [Status.OK]
+        assert client.write_layers([key_of(1)], 0, LAYERS, [source]).wait() == [Status.OK]
+        assert other.read_layers([key_of(1)], 0, LAYERS, [target]).wait() == [Status.OK]
+        assert target == source and [region.size_bytes for region in regions] == [OBJECT_BYTES] * 2
+        for region in regions:
+            region.close()
+
     def test_abort_tells_waiters_also_of_keys_never_reserved(self, client, other):
         assert client.reserve([key_of(0)], OBJECT_BYTES, LAYERS) == [Status.OK]
         keys = [key_of(0), key_of(1)]

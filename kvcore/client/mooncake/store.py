@@ -13,7 +13,7 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.errors import LocalProtocolError, RequestRefused
 from kvcore.keys import object_key, object_keys, object_namespace
 from kvcore.layout import as_views, split_views, total_bytes
-from kvcore.transport.base import Buffer
+from kvcore.transport.base import Buffer, Region
 from kvcore.transport.protocol import planes_of
 from kvcore.wire.messages import Status
 
@@ -32,13 +32,15 @@ class MooncakeDistributedStore:
     raised for what the store or the network does. Raised are LocalProtocolError before `setup` and after
     `close`, and ConfigError for settings that make no sense. Thread-safe.
 
-    Addresses must be of memory of this process, on the CPU; registering is not needed and costs nothing."""
+    Addresses must be of memory of this process, on the CPU. Registering is not needed; over RDMA it spares a
+    copy, and pins the memory; unregister it when the last transfer from or to it has ended."""
 
     def __init__(self) -> None:
         self._open_client: StoreClient | None = None
         self._namespace = object_namespace()
         self._hostname = ""
         self._registered: dict[int, int] = {}
+        self._regions: dict[int, Region] = {}
         self._pinner = Pinner()
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -103,12 +105,15 @@ class MooncakeDistributedStore:
         self._namespace = object_namespace(config.tenant_id)
         self._hostname = config.local_hostname
         self._open_client = client
+        for buffer_ptr, size in self._registered.items():
+            self._regions[buffer_ptr] = client.register(memory_at(buffer_ptr, size))
         return 0
 
     def close(self) -> int:
         client, self._open_client = self._open_client, None
         if client is not None:
             client.close()
+        self._regions.clear()
         return 0
 
     def health_check(self) -> int:
@@ -125,9 +130,14 @@ class MooncakeDistributedStore:
         if not is_memory(buffer_ptr, size) or buffer_ptr in self._registered:
             return INVALID
         self._registered[buffer_ptr] = size
+        if self._open_client is not None:
+            self._regions[buffer_ptr] = self._open_client.register(memory_at(buffer_ptr, size))
         return 0
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
+        region = self._regions.pop(buffer_ptr, None)
+        if region is not None:
+            region.close()
         return INVALID if self._registered.pop(buffer_ptr, None) is None else 0
 
     # ---- put -------------------------------------------------------------------------------------------

@@ -105,3 +105,15 @@ def test_a_strided_innermost_axis_is_refused() -> None:
     memory = HostMemory({"l": np.zeros((4, 8, 2), np.uint8)[:, :, 0]}, 4)
     with pytest.raises(ConfigError, match="strided"):
         buffers(memory, 0, 1, 0)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+def test_what_blocks_arrive_in_can_be_registered_beforehand(order: tuple[int, ...]) -> None:
+    layers = {f"l.{layer}": np.zeros((6, 2, 3, 8), np.uint8).transpose(order) for layer in range(3)}
+    memory = HostMemory(layers, 6)
+    spans = [(np.frombuffer(view, np.uint8).ctypes.data, len(view)) for view in memory.arrivals()]
+    assert sum(size for _, size in spans) == 3 * 6 * 2 * 3 * 8
+    for block_id in range(6):
+        for view in buffers(memory, 0, 3, block_id):
+            address = np.frombuffer(view, np.uint8).ctypes.data
+            assert any(begin <= address and address + len(view) <= begin + size for begin, size in spans)
