@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import secrets
 import time
@@ -40,6 +39,7 @@ from store_server.core.reads import Served
 from store_server.core.store import Store
 from store_server.drain import Drainer
 from store_server.file_limit import affordable_connections
+from store_server.loop_errors import log_loop_error
 from store_server.mapped_pool import open_pool
 from store_server.payload import PayloadViews
 from store_server.pool import check_available
@@ -128,7 +128,7 @@ class StoreServer:
         loop = self._loop
         if self._cold is not None:
             await self._cold.open(self.pool.view)
-        loop.set_exception_handler(_log_loop_error)
+        loop.set_exception_handler(log_loop_error)
         if self.events is not None:
             self.events.start()
         config = self.config
@@ -392,16 +392,3 @@ class StoreServer:
         for connection in list(self._connections.values()):
             connection.abort_if_stuck(now)
         self._upkeep = self._loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
-
-
-def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        logger.error(
-            "no more files can be opened, new clients are turned away: raise the limit (ulimit -n) or lower "
-            "--max-connections"
-        )
-    else:
-        logger.error(
-            "unexpected: %s", context.get("message"), exc_info=error if isinstance(error, Exception) else None
-        )
