@@ -40,7 +40,12 @@ _LAST_CHUNKS = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 class Body(msgspec.Struct):
     stream: bool = False
-    max_tokens: int = 8
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None  # what sglang-router makes of the other one
+
+    @property
+    def num_tokens(self) -> int:
+        return self.max_tokens or self.max_completion_tokens or 8
 
 
 _DECODER = msgspec.json.Decoder(Body)
@@ -71,8 +76,8 @@ class EngineConnection(asyncio.Protocol):
         body = _DECODER.decode(raw) if raw else Body()
         if body.stream:
             self.transport.write(_STREAM_HEAD)
-            self._streams[self] = body.max_tokens
-            if self._at_once and body.max_tokens > 1:
+            self._streams[self] = body.num_tokens
+            if self._at_once and body.num_tokens > 1:
                 self._streams[self] -= 1
                 self.transport.write(_CHUNK)
         else:
