@@ -155,6 +155,7 @@ def test_two_stores_share_a_valkey_server(
     assert readable(client, range(NUM_OBJECTS)) >= num_shared
 
 
+@pytest.mark.slow
 def test_a_remote_that_is_down_costs_misses_only(
     start_store: StartStore, short_dir: Path, valkey: ValkeyServer
 ) -> None:
@@ -174,6 +175,43 @@ def test_a_remote_that_is_down_costs_misses_only(
     put_slowly(store, client, range(2 * NUM_OBJECTS, 3 * NUM_OBJECTS))
     assert store.stats()["remote_objects"] > 0
     assert store.stop(signal.SIGTERM) == 0
+
+
+def test_after_a_kill_what_is_there_is_whole(start_store: StartStore, short_dir: Path) -> None:
+    flags = levels(f"file://{short_dir}/remote")
+    first = start_store(*flags, pool_size=POOL)
+    client = first.connect()
+    for number in range(NUM_OBJECTS):
+        put_all(client, range(number, number + 1))
+        if first.stats()["remote_written_objects_total"] >= 5:
+            break  # others are on their way
+    first.stop(signal.SIGKILL)
+    second = start_store(*flags, pool_size=POOL)
+    client = second.connect()
+    eventually(lambda: second.stats()["remote_listings_total"] >= 1)
+    num_there = int(second.stats()["remote_objects"])
+    assert num_there >= 5 and readable(client, range(NUM_OBJECTS)) == num_there
+    assert second.stats()["remote_corrupt_total"] == 0
+
+
+def test_changed_bytes_are_a_miss_and_dropped(start_store: StartStore, short_dir: Path) -> None:
+    flags = levels(f"file://{short_dir}/remote")
+    first = start_store(*flags, pool_size=POOL)
+    put_all(first.connect(), range(8))
+    assert first.stop() == 0
+    files = sorted(path for path in (short_dir / "remote").rglob("*") if path.is_file())
+    assert len(files) == 8
+    for path in files[:3]:
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)
+    files[3].write_bytes(files[3].read_bytes()[:-1])
+    second = start_store(*flags, pool_size=POOL)
+    client = second.connect()
+    eventually(lambda: second.stats()["remote_objects"] == 8)
+    assert readable(client, range(8)) == 4
+    assert second.stats()["remote_corrupt_total"] == 4
+    eventually(lambda: sum(path.is_file() for path in (short_dir / "remote").rglob("*")) == 4)
 
 
 def test_an_object_store_that_speaks_s3(start_store: StartStore, short_dir: Path) -> None:
