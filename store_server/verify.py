@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from kvcore.errors import ConfigError, KVError
 from store_server.ssd import DiskConfig, SsdConfig, SsdTier
+from store_server.ssd.block_device import is_block_device, slot_bytes_of
 
 _NO_CAP_BYTES = 1 << 62  # checking must not reclaim anything
 _SEGMENT_BYTES = 1 << 20  # for the notes of what was dropped
@@ -16,11 +17,9 @@ _SEGMENT_BYTES = 1 << 20  # for the notes of what was dropped
 def verify(paths: Sequence[Path], *, as_json: bool) -> None:
     """Objects that cannot be read back are dropped, so that they are computed anew. KVError when there were
     any, ConfigError for a path that holds no store or is in use."""
-    for path in paths:
-        if not (path / "lock").exists():
-            raise ConfigError(f"{path} is not an SSD path of a store")
     disks = tuple(
-        DiskConfig(path=path, capacity_bytes=_NO_CAP_BYTES, segment_bytes=_SEGMENT_BYTES) for path in paths
+        DiskConfig(path=path, capacity_bytes=_NO_CAP_BYTES, segment_bytes=_segment_bytes(path))
+        for path in paths
     )
     tier = SsdTier(SsdConfig(disks=disks), notify=lambda: None)
     try:
@@ -45,3 +44,13 @@ def verify(paths: Sequence[Path], *, as_json: bool) -> None:
         raise KVError(f"{len(corrupt)} of {num_checked} objects could not be read back and are dropped")
     if report.failed_paths:
         raise KVError(f"could not be opened: {', '.join(report.failed_paths)}")
+
+
+def _segment_bytes(path: Path) -> int:
+    if is_block_device(path):
+        slot_bytes = slot_bytes_of(path)
+        if slot_bytes is not None:
+            return slot_bytes
+    elif (path / "lock").exists():
+        return _SEGMENT_BYTES
+    raise ConfigError(f"{path} is not an SSD path of a store")

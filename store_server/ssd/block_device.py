@@ -35,6 +35,13 @@ def is_block_device(path: Path) -> bool:
     return path.is_block_device() or path.is_file()
 
 
+def slot_bytes_of(path: Path) -> int | None:
+    """How large the slots of a store's device are; None for one that is not a store's."""
+    with path.open("rb") as file:
+        found = _decode(file.read(PAGE_BYTES), _DEVICE_MAGIC)
+    return found[0] if found is not None else None
+
+
 class BlockDevice:
     """Implements Folder. Uses no more than `capacity_bytes` of the device."""
 
@@ -159,10 +166,7 @@ class BlockDevice:
     def _read(self, offset_bytes: int, magic: bytes) -> tuple[int, int] | None:
         """The two numbers of a page of ours; what was read stays in `_page`."""
         read_all(self._io, self._fd, [self._page], offset_bytes)
-        record = bytes(self._page[: _RECORD.size])
-        (digest,) = _DIGEST.unpack_from(self._page, _RECORD.size)
-        found, first, second = _RECORD.unpack(record)
-        return (first, second) if found == magic and digest == xxhash.xxh3_64_intdigest(record) else None
+        return _decode(bytes(self._page), magic)
 
     def _write(self, offset_bytes: int, magic: bytes, first: int, second: int) -> None:
         record = _RECORD.pack(magic, first, second)
@@ -170,3 +174,12 @@ class BlockDevice:
         self._page[: _RECORD.size] = record
         _DIGEST.pack_into(self._page, _RECORD.size, xxhash.xxh3_64_intdigest(record))
         write_all(self._io, self._fd, [self._page], offset_bytes)
+
+
+def _decode(page: bytes, magic: bytes) -> tuple[int, int] | None:
+    if len(page) < PAGE_BYTES:
+        return None
+    record = page[: _RECORD.size]
+    (digest,) = _DIGEST.unpack_from(page, _RECORD.size)
+    found, first, second = _RECORD.unpack(record)
+    return (first, second) if found == magic and digest == xxhash.xxh3_64_intdigest(record) else None

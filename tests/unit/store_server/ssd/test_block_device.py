@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.errors import ConfigError
+from kvcore.errors import ConfigError, KVError
 from kvcore.wire.messages import Status
 from store_server.ssd.disk_io import DiskIo
 from store_server.ssd.format import PAGE_BYTES
+from store_server.verify import verify
 from tests.unit.store_server.ssd.harness import SEGMENT_BYTES, Driver, flip_byte, key_of, make_data
 
 SLOT = PAGE_BYTES + SEGMENT_BYTES
@@ -168,3 +169,18 @@ def test_it_goes_past_the_page_cache(device: Path, monkeypatch: pytest.MonkeyPat
         fill(driver, range(3))
         assert driver.get(key_of(1)) is not None
     assert sum(bool(flags & os.O_DIRECT) for flags in flags_seen) >= 3
+
+
+def test_a_stopped_stores_device_can_be_verified(device: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slot_bytes = 2 * (4 << 20)
+    with device.open("r+b") as file:
+        file.truncate(PAGE_BYTES + 3 * (PAGE_BYTES + slot_bytes))
+    with pytest.raises(ConfigError, match="not an SSD path of a store"):
+        verify([device], as_json=False)
+    with Driver(device, capacity_bytes=1 << 30, segment_bytes=slot_bytes) as driver:
+        fill(driver, range(20))
+    verify([device], as_json=False)
+    assert capsys.readouterr().out == "20 objects checked, 0 corrupt\n"
+    flip_byte(device, 2 * PAGE_BYTES + PAGE_BYTES + 5)
+    with pytest.raises(KVError, match="1 of 20"):
+        verify([device], as_json=False)
