@@ -232,6 +232,7 @@ def take_card_away() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_thousand_reconnects_leave_nothing_behind(
     open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
