@@ -1,9 +1,9 @@
 """What posting costs: RDMA work requests made anew each time, and prebuilt ones that are used again.
 
-    scripts/rdma-vm -- .venv/dev/bin/python benchmarks/rdma.py rxe0 rxe1
+    scripts/bench rdma
 
-Two queue pairs of this process, one device each, for both verbs bindings. On soft-RoCE `post_send` does some of
-the sending itself: what it takes says little about a card. What Python adds does not depend on the device.
+Two queue pairs of this process, one device each, for both verbs bindings. On soft-RoCE `post_send` does some
+of the sending itself: what it takes says little about a card. What Python adds does not depend on the device.
 """
 
 import argparse

@@ -64,6 +64,8 @@ def _one_size(client: StoreClient, size_bytes: int, seconds: float, pool_bytes: 
     keys = [os.urandom(32) for _ in range(num_keys)]
     value, target = bytearray(os.urandom(size_bytes)), bytearray(size_bytes)
 
+    regions = [client.register(value), client.register(target)]
+
     def put(number: int) -> bool:
         return client.put_from(keys[number % num_keys], value) is Status.OK
 
@@ -81,6 +83,8 @@ def _one_size(client: StoreClient, size_bytes: int, seconds: float, pool_bytes: 
     finally:
         for number in range(num_keys):
             remove(number)
+        for region in regions:
+            region.close()
 
 
 def _exists(client: StoreClient, seconds: float) -> Figure:

@@ -91,7 +91,9 @@ def make_parser() -> argparse.ArgumentParser:
     bench = asking("bench", _bench, "measure put, get and exists from here; what it stores it removes")
     bench.add_argument("--sizes", default="4kb,64kb,1mb,16mb", help="of values (default: %(default)s)")
     bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: 1)")
-    bench.add_argument("--plane", choices=("shm", "tcp"), default="shm", help="shm falls back to tcp")
+    bench.add_argument(
+        "--plane", choices=("rdma", "shm", "tcp"), default="shm", help="each falls back to tcp"
+    )
     top = asking("top", _top, "hit rate, bytes by tier, throughput, evictions, clients, as they change")
     top.add_argument("--interval", type=float, default=1.0, help="seconds between views (default: 1)")
     top.add_argument("--count", type=int, default=0, help="views to show, 0: until Ctrl-C (default: 0)")
@@ -174,7 +176,7 @@ def _bench(args: argparse.Namespace) -> None:
     sizes = [parse_size_bytes(size) for size in args.sizes.split(",")]
     if min(sizes) < 1 or args.seconds <= 0:
         raise ConfigError("--sizes and --seconds must be greater than nothing")
-    planes = ("shm", "tcp") if args.plane == "shm" else ("tcp",)
+    planes = tuple(dict.fromkeys((args.plane, "tcp")))
     with _connected(args, planes) as client:
         bench.run(client, sizes, args.seconds, as_json=args.json)
 
