@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -10,12 +11,10 @@ from kvsim.block_cache import BlockCache
 from kvsim.trace import Trace
 
 
-class HitRate(msgspec.Struct, frozen=True):
+class Hits(msgspec.Struct, frozen=True):
     """A hit is a block of the longest leading run that is held; what lies behind the first miss is
     useless."""
 
-    eviction_policy: str
-    capacity_blocks: int
     hit_blocks: int
     total_blocks: int
     hit_tokens: int
@@ -30,9 +29,23 @@ class HitRate(msgspec.Struct, frozen=True):
         return self.hit_tokens / self.total_tokens if self.total_tokens else 0.0
 
 
-def hit_rate(trace: Trace, eviction_policy: str, capacity_blocks: int, warmup_requests: int = 0) -> HitRate:
+class HitRate(Hits, frozen=True):
+    """Of which cache."""
+
+    eviction_policy: str
+    capacity_blocks: int
+
+
+class Cache(Protocol):
+    """`leading` begins with the number of leading blocks held; `keep`: they were used or computed."""
+
+    def leading(self, keys: Sequence[bytes]) -> tuple[int, int]: ...
+
+    def keep(self, keys: Sequence[bytes]) -> object: ...
+
+
+def replay(trace: Trace, cache: Cache, warmup_requests: int = 0) -> Hits:
     """Of one cache that sees every request; the first `warmup_requests` only fill it."""
-    cache = BlockCache(eviction_policy, capacity_blocks)
     hit_blocks = total_blocks = hit_tokens = total_tokens = 0
     block_size = trace.block_size_tokens
     for number, request in enumerate(trace.requests):
@@ -44,7 +57,14 @@ def hit_rate(trace: Trace, eviction_policy: str, capacity_blocks: int, warmup_re
             total_blocks += len(keys)
             hit_tokens += min(held * block_size, request.prompt_tokens)
             total_tokens += request.prompt_tokens
-    return HitRate(eviction_policy, capacity_blocks, hit_blocks, total_blocks, hit_tokens, total_tokens)
+    return Hits(hit_blocks, total_blocks, hit_tokens, total_tokens)
+
+
+def hit_rate(trace: Trace, eviction_policy: str, capacity_blocks: int, warmup_requests: int = 0) -> HitRate:
+    """By the rules of the store."""
+    hits = replay(trace, BlockCache(eviction_policy, capacity_blocks), warmup_requests)
+    counts = hits.hit_blocks, hits.total_blocks, hits.hit_tokens, hits.total_tokens
+    return HitRate(*counts, eviction_policy, capacity_blocks)
 
 
 def hit_rates(

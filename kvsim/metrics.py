@@ -43,10 +43,11 @@ class LoadSeries(msgspec.Struct):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`good_*`: requests within both SLOs. Shares are of all requests that arrived. `prefill_ms` is compute
-    time a request served. Deviations and `load_correlation`, that of prefill and decode load, are of the time
-    in which requests arrive; below 0 the loads swing in antiphase (arXiv 2407.00079, section 7.3). Utilisations are of the time until the last request
-    ended."""
+    """`good_*`: requests within both SLOs. Shares are of all requests that arrived. `prefill_ms` is
+    compute time a request served. Deviations and `load_correlation`, that of prefill and decode load, are
+    of the time in which requests arrive; below 0 the loads swing in antiphase (arXiv 2407.00079, section
+    7.3). Utilisations are of the time until the last request ended.
+    """
 
     name: str
     trace: str

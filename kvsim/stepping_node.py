@@ -1,4 +1,4 @@
-"""What every node with a decode batch does: memory for its requests, and runs of steps between two changes."""
+"""What every node with a decode batch does: memory for requests, runs of steps between two changes."""
 
 from __future__ import annotations
 

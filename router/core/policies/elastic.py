@@ -18,9 +18,6 @@ from router.core.view import ClusterView, InstanceState, RequestView
 # Computing delays everybody behind, not only this request: where instances differ in what they hold of a
 # prompt, a longer wait for the prefix is the better choice for all.
 COMPUTE_WEIGHT = 4.0
-STEP_SHARE = (
-    0.9  # of the TBT SLO that a step with a chunk may take; the batch grows while the prompt is computed
-)
 
 
 class Elastic(GlobalCacheAware):
@@ -38,18 +35,16 @@ class Elastic(GlobalCacheAware):
         # Not worth disturbing a batch for: it would wait less than it computes.
         if choice.predicted_ms <= 2 * choice.compute_ms:
             return choice
-        share = _decoding_share(view, now)
         block = view.prefix.block_size_tokens if view.prefix is not None else 0
         uncached_tokens = max(1, request.prompt_tokens - choice.prefix_blocks * block)
-        helpers = [d for d in view.decode if self._has_time(d, request, share, uncached_tokens)]
+        helpers = [d for d in view.decode if self._has_time(d, request, uncached_tokens)]
         if not helpers:
             return choice
         return super().choose(request, (*pool, *helpers), view, now)
 
-    def _has_time(
-        self, instance: InstanceState, request: RequestView, decoding_share: float, uncached_tokens: int
-    ) -> bool:
-        """Its steps keep the TBT SLO with a chunk of this prompt in them, the last and most expensive one."""
+    def _has_time(self, instance: InstanceState, request: RequestView, uncached_tokens: int) -> bool:
+        """Its steps keep the TBT SLO with a chunk of this prompt in them, the last and most expensive one,
+        even when all that are bound to decode there do."""
         settings = self._settings
         prompt_tokens = request.prompt_tokens
         if instance.instance_id in request.excluded:
@@ -60,18 +55,6 @@ class Elastic(GlobalCacheAware):
         chunk_ms = settings.prefill_model.compute_ms(
             prompt_tokens, max(0, prompt_tokens - min(uncached_tokens, self._chunk_tokens))
         )
-        batch_ms = settings.decode_model.tbt_ms(
-            decoding_share * instance.running_requests, decoding_share * instance.kv_used_tokens
-        )
+        batch_ms = settings.decode_model.tbt_ms(instance.running_requests, instance.kv_used_tokens)
         limit_ms = request.tbt_slo_ms or settings.tbt_slo_ms
-        return not limit_ms or batch_ms + chunk_ms <= STEP_SHARE * limit_ms
-
-
-def _decoding_share(view: ClusterView, now: float) -> float:
-    """Of the requests bound to decode instances, those that decode already. Under overload most of the others
-    wait for their prefill, and an instance's books count them from the moment they are sent."""
-    bound = sum(instance.running_requests for instance in view.decode)
-    if view.forecast is None or not bound:
-        return 1.0
-    decoding, _ = view.forecast.expected_load_at(now, now)
-    return min(decoding / bound, 1.0)
+        return not limit_ms or batch_ms + chunk_ms <= limit_ms

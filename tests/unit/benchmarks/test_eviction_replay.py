@@ -1,16 +1,14 @@
-"""The replay against two independent implementations: a plain OrderedDict, and the package
-kvcache-simulator."""
+"""The benchmark's textbook rules against a plain OrderedDict, and its command."""
 
 import json
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
-from kvcache_sim.plan import ExecutionPlan, build_execution_plan
-from kvcache_sim.policies import simulate_policy
-from kvcache_sim.trace import parse_trace_file
 
-from benchmarks.eviction import Trace, main, num_distinct_blocks, read_trace, replay
+from benchmarks.eviction import RULES, main
+from kvsim.hit_rate import replay
+from kvsim.trace import Trace, read_trace
 from store_server.core.eviction import POLICIES
 
 TRACE_PATH = Path(__file__).parents[2] / "data" / "synthetic_trace_head.jsonl"
@@ -19,11 +17,6 @@ TRACE_PATH = Path(__file__).parents[2] / "data" / "synthetic_trace_head.jsonl"
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return read_trace(TRACE_PATH)
-
-
-@pytest.fixture(scope="module")
-def plan() -> ExecutionPlan:
-    return build_execution_plan(parse_trace_file(TRACE_PATH, block_size=512))
 
 
 @pytest.mark.parametrize("capacity_blocks", [1, 100, 1_000, 4_000, 100_000])
@@ -41,25 +34,17 @@ def test_plain_lru_is_an_ordered_dict(trace: Trace, capacity_blocks: int) -> Non
             cache.move_to_end(hash_id)
             if len(cache) > capacity_blocks:
                 cache.popitem(last=False)
-    result = replay(trace, "lru", capacity_blocks)
+    result = replay(trace, RULES["plain"]("lru", capacity_blocks))
     assert (result.hit_blocks, result.total_blocks) == (hit_blocks, sum(map(len, requests)))
-
-
-@pytest.mark.parametrize("capacity_blocks", [10, 100, 500, 1_000, 3_000])
-def test_prefix_lru_equals_kvcache_simulator(trace: Trace, plan: ExecutionPlan, capacity_blocks: int) -> None:
-    expected = simulate_policy(plan, "lru", capacity_blocks)
-    assert expected.measurementMode == "fixed_window"
-    result = replay(trace, "prefix_lru", capacity_blocks, "store", num_warmup_requests=plan.warmup_requests)
-    assert (result.hit_tokens, result.total_tokens) == (expected.hitTokens, expected.totalTokens)
 
 
 @pytest.mark.parametrize("rules", ["plain", "store"])
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_no_policy_beats_the_ideal_and_all_reach_it_with_room(trace: Trace, name: str, rules: str) -> None:
-    distinct_blocks = num_distinct_blocks(trace)
-    ideal = replay(trace, "lru", distinct_blocks)
-    assert replay(trace, name, distinct_blocks, rules) == ideal
-    assert 0 < replay(trace, name, distinct_blocks // 10, rules).hit_blocks <= ideal.hit_blocks
+    distinct_blocks = trace.num_distinct_blocks
+    ideal = replay(trace, RULES["plain"]("lru", distinct_blocks))
+    assert replay(trace, RULES[rules](name, distinct_blocks)) == ideal
+    assert 0 < replay(trace, RULES[rules](name, distinct_blocks // 10)).hit_blocks <= ideal.hit_blocks
 
 
 def test_the_command_prints_a_table_and_writes_json(
@@ -86,8 +71,8 @@ def test_the_command_prints_a_table_and_writes_json(
 def test_bad_input_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"hash_ids": [1], "input_length": 5}\n{"hash_ids": [1]}\n')
-    with pytest.raises(SystemExit, match=r"bad\.jsonl, line 2: needs hash_ids and input_length"):
-        read_trace(bad)
+    with pytest.raises(SystemExit, match=r"bad\.jsonl, request 1: "):
+        main([str(bad)])
     with pytest.raises(SystemExit):
         main([str(TRACE_PATH), "--policies", "lru,best"])
     assert "unknown policy best; there are lru" in capsys.readouterr().err
