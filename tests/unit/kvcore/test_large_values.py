@@ -150,9 +150,10 @@ def test_sums_of_a_large_put_follow_its_values(bench, values):
 
 
 def test_late_sums_read_nothing_after_their_end(values, monkeypatch):
-    hashed, go_on = [], threading.Event()
+    hashed, has_begun, go_on = [], threading.Event(), threading.Event()
 
     def slow_checksum(views):
+        has_begun.set()
         go_on.wait(DEADLINE_S)
         hashed.append(sum(map(len, views)))
         return 1
@@ -160,6 +161,7 @@ def test_late_sums_read_nothing_after_their_end(values, monkeypatch):
     monkeypatch.setattr("kvcore.transport.checksums.checksum", slow_checksum)
     first, second = (LateSums([[memoryview(value)] for value in values]) for _ in range(2))
     first.begin()
+    assert has_begun.wait(DEADLINE_S)
     second.begin()
     second.end()  # it has not begun: the one thread is busy with the first
     assert not hashed
