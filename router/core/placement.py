@@ -79,17 +79,18 @@ class PredictedPlacements:
         self._expire(now)
         if not self._by_anchor or not block_hashes:
             return []
-        depth_of: dict[int, int] = {}
+        deepest: dict[int, tuple[Placement, int]] = {}
         anchor_depth = 1
         while anchor_depth <= len(block_hashes):
             found = self._by_anchor.get(block_hashes[anchor_depth - 1])
             if found is None:
                 break
             for worker, placement in found.items():
-                depth_of[worker] = _shared_blocks(placement.block_hashes, block_hashes, anchor_depth)
+                deepest[worker] = placement, anchor_depth
             anchor_depth *= 2
         workers_at: dict[int, int] = {}
-        for worker, depth in depth_of.items():
+        for worker, (placement, at_least) in deepest.items():
+            depth = _shared_blocks(placement.block_hashes, block_hashes, at_least)
             workers_at[depth] = workers_at.get(depth, 0) | 1 << worker
         return sorted(workers_at.items(), reverse=True)
 
