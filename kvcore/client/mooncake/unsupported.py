@@ -3,7 +3,10 @@
 _TENSORS = "give the tensor's memory (data_ptr() and nbytes) to put_from and get_into"
 _SESSIONS = "use reserve, write_layers and read_layers of StoreClient: readers follow the writer"
 _SEGMENTS = "memory belongs to mooncake-store (--pool-size-bytes, storage_levels), not to its clients"
-_REPLICAS = "this store keeps one copy of each object; StoreClient.describe says in which tier it is"
+_REPLICAS = (
+    "copies are those on the store's tiers (DRAM, SSD, remote): StoreClient.describe tells them, "
+    "StoreClient.change_replica adds and drops them"
+)
 
 _HINTS = {
     "remove_by_regex": "the store keeps digests of names only: remove by key, or remove_all()",
