@@ -129,6 +129,7 @@ def test_below_an_ssd_it_gets_what_the_ssd_will_give_up(start_store: StartStore,
     assert readable(client, range(2 * NUM_OBJECTS)) == 2 * NUM_OBJECTS
 
 
+@pytest.mark.slow
 def test_what_an_ssd_held_from_before_is_copied(start_store: StartStore, short_dir: Path) -> None:
     ssd = {"level": "ssd", "paths": [str(short_dir / "ssd")], "capacity": "256mb"}
     first = start_store("--storage-levels", json.dumps([ssd]), pool_size=POOL)
@@ -177,6 +178,7 @@ def test_a_remote_that_is_down_costs_misses_only(
     assert store.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_after_a_kill_what_is_there_is_whole(start_store: StartStore, short_dir: Path) -> None:
     flags = levels(f"file://{short_dir}/remote")
     first = start_store(*flags, pool_size=POOL)
@@ -214,6 +216,7 @@ def test_changed_bytes_are_a_miss_and_dropped(start_store: StartStore, short_dir
     eventually(lambda: sum(path.is_file() for path in (short_dir / "remote").rglob("*")) == 4)
 
 
+@pytest.mark.slow
 def test_an_object_store_that_speaks_s3(start_store: StartStore, short_dir: Path) -> None:
     with s3_server(short_dir) as endpoint:
         make_bucket(endpoint, "blocks")
