@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from kvcore.errors import RequestRefused
-from kvcore.transport.channel import Channel
+from kvcore.transport.channel import Call, Channel
 from kvcore.transport.parts import failure_of
 from kvcore.transport.rdma_host import PROBE_BYTES, RdmaHost, keep_for_ever
 from kvcore.transport.rdma_mover import LOAD_PIECES, Load, Move, Mover
@@ -35,6 +35,7 @@ from kvcore.wire.messages import (
     ConnectQueuePairReply,
     DisconnectQueuePair,
     ErrorReply,
+    Status,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ CHAINS = 4
 MAX_REQUESTS = CHAINS * LOAD_PIECES
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+DISCONNECT_STALL_S = 2.0
 
 
 class _Connected:
@@ -51,7 +53,7 @@ class _Connected:
     def __init__(self, pair: QueuePair, queue: CompletionQueue, reply: ConnectQueuePairReply) -> None:
         self.pair = pair
         self.queue = queue
-        self.peer_number = reply.address.number
+        self.peer = reply.address
         self.pool_address = reply.pool_address
         self.remote_key = reply.remote_key
 
@@ -86,6 +88,7 @@ class RdmaPath:
         self._in_flight: dict[int, tuple[Chain, Load]] = {}
         self._waiting: deque[Load] = deque()
         self._numbers = itertools.count(1)
+        self._unanswered: list[Call] = []  # the store may connect a queue pair when nobody waits any more
         self._closing = threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="mooncake-rdma-path", daemon=True)
@@ -231,7 +234,7 @@ class RdmaPath:
             live.pair.close()
         if not self._closing.is_set():
             logger.warning("rdma path %s failed: %s", self.name, reason)
-            self._channel.forget(DisconnectQueuePair, (self._store_device, live.peer_number))
+            self._disconnect(live.peer.number)
         self._wake()
         self._mover.returned(self, lost)
 
@@ -244,12 +247,8 @@ class RdmaPath:
         try:
             pair = device.queue_pair(queue, max_requests=MAX_REQUESTS)
             try:
-                reply = self._ask(pair, deadline)
-                live = _Connected(pair, queue, reply)
-                pair.connect(reply.address, self._options)
-                if not self._chains:
-                    self._chains = [pair.chain(LOAD_PIECES) for _ in range(CHAINS)]
-                self._probe(live, deadline)
+                live = _Connected(pair, queue, self._ask(pair, deadline))
+                self._finish_connecting(live, deadline)
             except RdmaUnavailable:
                 pair.close()
                 raise
@@ -261,16 +260,33 @@ class RdmaPath:
             self.num_connects += 1
 
     def _ask(self, pair: QueuePair, deadline: float) -> ConnectQueuePairReply:
-        outcome = self._channel.ask(ConnectQueuePair, (self._store_device, pair.address), deadline)
+        for late in self._unanswered:
+            if isinstance(late.reply, ConnectQueuePairReply):
+                self._disconnect(late.reply.address.number)
+        self._unanswered = [late for late in self._unanswered if late.reply is None]
+        fields = (self._store_device, pair.address)
+        call = self._channel.start(ConnectQueuePair, fields, stall_s=max(0.0, deadline - time.monotonic()))
+        outcome = self._channel.wait(call, deadline)
         if isinstance(outcome, ConnectQueuePairReply):
             return outcome
+        if outcome is Status.TIMED_OUT:
+            self._unanswered.append(call)
         if isinstance(outcome, ErrorReply):
             raise RdmaUnavailable(f"the store connects no queue pair: {outcome.message}")
         raise RdmaUnavailable(f"the store connects no queue pair: {failure_of(outcome).name}")
 
+    def _finish_connecting(self, live: _Connected, deadline: float) -> None:
+        try:
+            live.pair.connect(live.peer, self._options)
+            if not self._chains:
+                self._chains = [live.pair.chain(LOAD_PIECES) for _ in range(CHAINS)]
+            self._probe(live, deadline)
+        except RdmaUnavailable:
+            self._disconnect(live.peer.number)
+            raise
+
     def _probe(self, live: _Connected, deadline: float) -> None:
-        """Reads a few bytes: a queue pair says that it is connected whether the peer can be reached or
-        not."""
+        """Reads a few bytes: a queue pair says that it is connected even if the peer cannot be reached."""
         bounce = self._host.bounce()
         room = bounce.take(PROBE_BYTES) if bounce is not None else None
         if room is None:
@@ -285,14 +301,18 @@ class RdmaPath:
         )
         live.queue.arm()
         live.pair.post(chain)
-        try:
-            if not wait_for_event(live.queue, deadline - time.monotonic()):
-                raise RdmaUnavailable("a first read is not answered")
-            if status := live.queue.poll()[0].status:
-                raise RdmaUnavailable(f"a first read fails: {status_name(status)}")
-        except RdmaUnavailable:
-            self._channel.forget(DisconnectQueuePair, (self._store_device, live.peer_number))
-            raise
+        if not wait_for_event(live.queue, deadline - time.monotonic()):
+            raise RdmaUnavailable("a first read is not answered")
+        if status := live.queue.poll()[0].status:
+            raise RdmaUnavailable(f"a first read fails: {status_name(status)}")
+
+    def _disconnect(self, number: int) -> None:
+        """`number`: of the store's end."""
+        fields = (self._store_device, number)
+        call = self._channel.start(DisconnectQueuePair, fields, stall_s=DISCONNECT_STALL_S)
+        if call.outcome is Status.TIMED_OUT:
+            # The store must not hear anything else before this: then it hears that we are gone.
+            self._channel.close()
 
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S

@@ -9,8 +9,9 @@ import pytest
 from kvcore.client.sync_client import StoreClient
 from kvcore.metrics import QUARANTINED_BYTES, QUEUE_PAIRS
 from kvcore.transport import rdma_host, rdma_path
+from kvcore.transport.channel import Call
 from kvcore.transport.rdma_mover import LOAD_BYTES
-from kvcore.wire.messages import Acquire, Status
+from kvcore.wire.messages import Acquire, DisconnectQueuePair, Status
 from tests.integration.fake_rdma import FakeRdmaStore
 from tests.integration.fake_rdma import fabric as fabric
 from tests.integration.fake_rdma import open_any_client as open_any_client
@@ -169,6 +170,25 @@ def test_an_abort_waits_until_no_byte_is_on_its_way(fabric, rdma_store, source, 
     fabric.deliver()
     assert waiting.wait() == [Status.ABANDONED] * 4
     eventually(lambda: rdma_store.stats()["objects_pending"] == 0)
+
+
+def test_a_store_that_cannot_be_told_of_a_failed_queue_pair_is_left(source, target, monkeypatch) -> None:
+    """Else what is still on the wire could arrive after what is said next."""
+    assert source.write().wait() == ALL_OK
+    connects = target.client.counters()["connects_total"]
+    start = target.plane.channel.start
+
+    def stalling(kind, *arguments, **options):
+        if kind is not DisconnectQueuePair:
+            return start(kind, *arguments, **options)
+        call = Call()
+        call.outcome = Status.TIMED_OUT
+        return call
+
+    monkeypatch.setattr(target.plane.channel, "start", stalling)
+    target.plane.mover.paths[0]._break("a test")
+    eventually(lambda: target.client.counters()["connects_total"] > connects and target.client.connected)
+    assert target.read().wait() == ALL_OK and target.holds(source)
 
 
 def test_a_bad_key_costs_queue_pairs_and_no_request(source, target) -> None:
@@ -339,3 +359,26 @@ def test_a_thousand_reconnects_leave_nothing_behind(fabric, source, target, monk
     eventually(lambda: open_things() == before)
     assert source.write().wait() == ALL_OK and target.read().wait() == ALL_OK
     assert target.holds(source) and target.counter("inline_keys_total") == 0
+
+
+def test_a_queue_pair_that_was_connected_too_late_is_not_forgotten(
+    rdma_store, fabric, source, target, monkeypatch
+) -> None:
+    path = target.plane.mover.paths[0]
+    wait = target.plane.channel.wait
+    late: list[Call] = []
+
+    def impatient(call, deadline):
+        if late or not isinstance(call.outcome, type(None)):
+            return wait(call, deadline)
+        late.append(call)
+        return wait(call, 0.0)
+
+    eventually(lambda: rdma_store.stats()[QUEUE_PAIRS] == 4)
+    monkeypatch.setattr(target.plane.channel, "wait", impatient)
+    path._break("a test")
+    eventually(lambda: path.is_live and late)
+    assert target.client.get("nothing") is None  # reads what answers there are
+    path._break("a test")
+    eventually(lambda: path.is_live and not path._unanswered)
+    eventually(lambda: rdma_store.stats()[QUEUE_PAIRS] == 4)
