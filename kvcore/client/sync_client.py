@@ -52,7 +52,7 @@ class StoreClient(Management):
     device_name  RDMA devices to use, comma-separated; "" for all whose port is up
     timeout_ms   deadline of a call without its own; a read's wait_ms comes on top
     silence_ms   a store that is due and has not sent a byte for so long is given up and reconnected to
-    checksums    xxh3-64 of what is written, and verification of what is read over tcp
+    checksums    xxh3-64 of what is written, and verification of what is read over tcp and rdma
     verify_shm   verification of what is read over shm, too
     tls_ca       for tls://: a file of certificates to trust, "" for those of the system
     tls_cert     and tls_key: files of our own certificate, for a store that asks for one

@@ -79,7 +79,8 @@ class RdmaHost:
     def register(self, buffer: Buffer) -> HostRegion | UnpinnedRegion:
         """Pins a buffer until its region is closed; do that when no transfer uses it any more. One that no
         device takes is moved through the bounce buffer instead: slower, but nothing fails."""
-        [view] = as_views(buffer)
+        [given] = as_views(buffer)
+        view = memoryview(given)  # one of our own, to be released with the region
         regions: list[Region | None] = []
         refusal = ""
         for device in self.devices:

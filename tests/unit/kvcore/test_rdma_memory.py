@@ -102,6 +102,9 @@ def test_memory_is_registered_with_every_device_and_stays_the_callers(fabric: Fa
     assert host.memory.find(entry.begin, 1) is None
     assert all(not device.regions for device in fabric.devices.values())
     buffer.append(1)
+    view = memoryview(bytearray(100))
+    host.register(view).close()
+    assert view[0] == 0
     host.close()
 
 
