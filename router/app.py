@@ -27,6 +27,7 @@ from router.ids import IdSource
 from router.kv_events.reader import EventReader
 from router.load import LoadMonitor
 from router.metrics import RouterMetrics
+from router.prefetch import Prefetcher
 from router.prompts.reader import PromptReader
 from router.protocols import pd_protocol
 from router.reload import changes, check_change
@@ -99,6 +100,8 @@ class Router:
             if has_events and not config.prompts.tokenizer:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
         self.bootstrap = BootstrapDirectory(config)
+        addresses = {f"store {one.endpoint}": one.store_address for one in stores if one.store_address}
+        self.prefetcher = Prefetcher(self.cluster.book, self.index, addresses, config.store_token)
         self.conductor = Conductor(config.index.max_size_bytes)
         self._loads = LoadMonitor(self.cluster, config.load)
         self._health = HealthMonitor(self.cluster, config.health)
@@ -149,6 +152,7 @@ class Router:
         await self._loads.close()
         await self.bootstrap.close()
         await self.conductor.close()
+        await self.prefetcher.close()
         if self.events is not None:
             await self.events.close()
         if self.prompts is not None:

@@ -101,8 +101,8 @@ def make_parser() -> argparse.ArgumentParser:
     engines.add_argument(
         "--store-kv-events",
         action="append",
-        metavar="ENDPOINT[,REPLAY]",
-        help="where a mooncake-store node publishes them (its --events.endpoint); repeat it",
+        metavar="ENDPOINT[,REPLAY][=ADDRESS]",
+        help="where a mooncake-store node publishes them (its --events.endpoint), and its address; repeat it",
     )
     names = ", ".join(POLICIES)
     engines.add_argument("--policy", metavar="NAME", help=f"{names} (default: round_robin)")

@@ -15,7 +15,7 @@ from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
 from router.http.limits import HttpLimits
 from router.instance import InstanceSpec, instance_url
-from router.kv_events.source import EventSource, parse_engine_source, parse_event_source
+from router.kv_events.source import EventSource, parse_engine_source, parse_store_source
 from router.load import LoadConfig
 from router.prompts.reader import PromptsConfig
 
@@ -99,8 +99,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="KV events of engines, URL=ENDPOINT[,REPLAY] each"),
     ] = ()
     store_kv_events: Annotated[
-        tuple[str, ...], Meta(description="KV events of mooncake-store nodes, ENDPOINT[,REPLAY] each")
+        tuple[str, ...],
+        Meta(description="KV events of mooncake-store nodes, ENDPOINT[,REPLAY][=ADDRESS] each"),
     ] = ()
+    store_token: Annotated[str, Meta(description="of the stores that prefixes are fetched ahead from")] = ""
     api_keys: Annotated[
         tuple[str, ...], Meta(description="keys clients must send as 'Authorization: Bearer KEY'; none: open")
     ] = ()
@@ -206,7 +208,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return texts
 
     def store_sources(self) -> list[EventSource]:
-        return [parse_event_source(text) for text in self.store_kv_events]
+        return [parse_store_source(text) for text in self.store_kv_events]
 
 
 def _bootstrap_port(text: str, port: str) -> int:

@@ -164,6 +164,7 @@ def _ready(router: "Router") -> Response:
 
 def _metrics(router: "Router") -> Response:
     families = router.metrics.families(router.cluster, asyncio.get_running_loop().time())
+    families = itertools.chain(families, [router.metrics.prefetched(router.prefetcher.counts)])
     if router.prompts is not None:
         families = itertools.chain(families, [router.metrics.prompts(router.prompts.counts)])
     if router.index is not None and router.events is not None:

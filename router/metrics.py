@@ -117,6 +117,16 @@ class RouterMetrics:
             family.add_metric([how], count)
         return family
 
+    def prefetched(self, counts: Counter[str]) -> Metric:
+        family = CounterMetricFamily(
+            names.ROUTER_PREFIX + names.PREFETCHED_BLOCKS_TOTAL,
+            "blocks of prefixes to be transferred that stores were asked to bring from disk, by outcome",
+            labels=["outcome"],
+        )
+        for outcome, count in counts.items():
+            family.add_metric([outcome], count)
+        return family
+
     def families(self, cluster: Cluster, now: float) -> Iterator[Metric]:
         """Everything but the prompts and the index; `now`: of the event loop's clock."""
 

@@ -33,6 +33,7 @@ from kvcore.wire.events import (
     replayed_frames,
 )
 from kvcore.wire.messages import Tier
+from store_server.core.block_names import BlockNames
 from store_server.core.placements import Placed, PlacementLog
 from store_server.events_config import EventsConfig
 
@@ -65,6 +66,7 @@ class EventPublisher:
         self._router: zmq.Socket[bytes] | None = None
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._next_seq = 0
+        self.names = BlockNames()
         self._flush_timer: asyncio.TimerHandle | None = None
         self._replays: dict[bytes, asyncio.Task[None]] = {}
         self._num_events = 0
@@ -101,7 +103,10 @@ class EventPublisher:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        events = list(self._events(self._log.take()))
+        runs = self._log.take()
+        for run in runs:
+            self._remember(run)
+        events = list(self._events(runs))
         if events:
             self._publish(encode_batch(time.time(), events))
             self._num_events += len(events)
@@ -145,6 +150,14 @@ class EventPublisher:
                     yield BlockStored(names, None, [], 0, medium)
                 else:
                     yield BlockRemoved(names, medium)
+
+    def _remember(self, run: Placed) -> None:
+        keys = [key for key in run.keys if len(key) >= BLOCK_KEY_BYTES]
+        names = self._names(keys)
+        if run.is_stored:
+            self.names.stored(names, keys * len(self._config.hash_forms), run.tier)
+        else:
+            self.names.removed(names, run.tier)
 
     def _names(self, keys: Sequence[bytes]) -> list[int]:
         return [

@@ -105,6 +105,13 @@ def _describe(connection: "StoreConnection", request: m.Describe, now: float) ->
     return connection.server.store.upkeep.describe(request, connection.client.prefix)
 
 
+def _resolve(connection: "StoreConnection", request: m.Resolve, now: float) -> m.ResolveReply:
+    events = connection.server.events
+    names = events.names if events is not None else None
+    keys = names.keys_of(request.block_hashes, connection.client.prefix) if names is not None else []
+    return m.ResolveReply(request.id, keys)
+
+
 def _check_operator(connection: "StoreConnection") -> None:
     if not connection.client.is_operator:
         raise RequestRefused(m.ErrorCode.FORBIDDEN, "this is for the store's operator, with its own token")
@@ -147,6 +154,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Drain: _drain,
     m.Verify: _verify,
     m.Describe: _describe,
+    m.Resolve: _resolve,
     m.ConnectQueuePair: _connect_queue_pair,
     m.DisconnectQueuePair: _disconnect_queue_pair,
 }

@@ -63,6 +63,11 @@ class AsyncManagement(ABC):
             return await self._ask_statuses(m.Await, keys, 0, 0)
         return await self.change_replica(keys, add=tier, wait_ms=_PREFETCH_WAIT_MS)
 
+    async def resolve(self, block_hashes: Sequence[int]) -> list[bytes]:
+        """Keys of the blocks that the store's KV events name so; those it does not have are left out."""
+        outcome, _ = await self._ask(m.Resolve, (list(block_hashes),))
+        return list(outcome.keys) if isinstance(outcome, m.ResolveReply) else []
+
     async def change_replica(
         self,
         keys: Sequence[str | bytes],

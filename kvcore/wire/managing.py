@@ -136,3 +136,16 @@ class ChangeReplica(Message, frozen=True, array_like=True, tag=55):
     tier: int
     is_wanted: bool = True
     wait_ms: int = 0
+
+
+class Resolve(Message, frozen=True, array_like=True, tag=56):
+    """The keys of blocks known by the names they have in the store's KV events. Answered by ResolveReply;
+    a store that publishes no events knows none."""
+
+    block_hashes: list[int]
+
+
+class ResolveReply(Message, frozen=True, array_like=True, tag=57):
+    """Of blocks that are there, in the order they were asked for; the others are left out."""
+
+    keys: list[bytes]

@@ -32,6 +32,8 @@ from kvcore.wire.managing import ListKeys as ListKeys
 from kvcore.wire.managing import ListKeysReply as ListKeysReply
 from kvcore.wire.managing import Pin as Pin
 from kvcore.wire.managing import Remove as Remove
+from kvcore.wire.managing import Resolve as Resolve
+from kvcore.wire.managing import ResolveReply as ResolveReply
 from kvcore.wire.managing import Stats as Stats
 from kvcore.wire.managing import StatsReply as StatsReply
 from kvcore.wire.managing import Unpin as Unpin
@@ -303,6 +305,7 @@ Request = (
     | Verify
     | Describe
     | ChangeReplica
+    | Resolve
     | ConnectQueuePair
     | DisconnectQueuePair
 )
@@ -321,5 +324,6 @@ Reply = (
     | DrainReply
     | VerifyReply
     | DescribeReply
+    | ResolveReply
     | ConnectQueuePairReply
 )

@@ -51,6 +51,7 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Verify: m.VerifyReply,
     m.Describe: m.DescribeReply,
     m.ChangeReplica: m.StatusReply,
+    m.Resolve: m.ResolveReply,
     m.ConnectQueuePair: m.ConnectQueuePairReply,
     m.DisconnectQueuePair: m.Ack,
 }

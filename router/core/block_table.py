@@ -75,6 +75,16 @@ class BlockTable:
         block = self._blocks.get(own_hash)
         return block.holders & self.alive if block is not None else 0
 
+    def names_held(self, own_hashes: Sequence[int], by: int, but_not: int) -> list[int]:
+        """Engine hashes, all a block has, of blocks held by a slot of `by` and by none of `but_not`."""
+        names: list[int] = []
+        for own_hash in own_hashes:
+            block = self._blocks.get(own_hash)
+            if block is not None and block.holders & by and not block.holders & but_not:
+                known = block.engine_hashes
+                names.extend(known if isinstance(known, tuple) else (known,))
+        return names
+
     def add_holder(self, engine_hashes: Sequence[int], slot_bit: int) -> int:
         """For blocks already known by an engine hash. Returns how many were not."""
         num_unknown = 0

@@ -316,6 +316,13 @@ class PrefixIndex:
         found.update(self._placements.workers_at(block_hash))
         return sorted(self.worker_ids[worker] for worker in found)
 
+    def slow_blocks(self, worker: int, block_hashes: Sequence[int]) -> list[int]:
+        """Names (engine hashes) of those of these blocks that the worker holds, but not in memory."""
+        base = worker * _SLOTS + 1
+        fast = self._slots[base + Medium.GPU] | self._slots[base + Medium.CPU]
+        slow = self._slots[base + Medium.DISK] | self._slots[base + Medium.EXTERNAL]
+        return self.table.names_held(block_hashes, slow, fast)
+
     def _fastest(self, slots: int) -> tuple[int, Medium]:
         """(worker, medium) of one of `slots`, on the fastest medium among them."""
         for medium in Medium:

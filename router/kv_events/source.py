@@ -12,10 +12,12 @@ _ENDPOINT = re.compile(r"@?(tcp://[^,=]+:\d+|(ipc|inproc)://[^,=]+)")
 
 class EventSource(msgspec.Struct, frozen=True):
     """`endpoint` is connected to; with "@" before it we listen there and the publisher connects (as vLLM does
-    when its endpoint is a plain address). `replay_endpoint` "": gaps cannot be closed."""
+    when its endpoint is a plain address). `replay_endpoint` "": gaps cannot be closed. `store_address`: of a
+    store node, where clients reach it; "": it is not asked for anything."""
 
     endpoint: str
     replay_endpoint: str = ""
+    store_address: str = ""
 
     def of_rank(self, dp_rank: int) -> "EventSource":
         """That of one data parallel rank: vLLM and SGLang add the rank to the ports they were given."""
@@ -43,6 +45,15 @@ def parse_event_source(text: str) -> EventSource:
     if replay.startswith("@"):
         raise ConfigError(f"KV events from {text!r}: the engine listens on the replay endpoint, drop its @")
     return EventSource(endpoint, replay)
+
+
+def parse_store_source(text: str) -> EventSource:
+    """ "ENDPOINT[,REPLAY][=ADDRESS]"."""
+    endpoints, equals, address = text.partition("=")
+    if equals and not address:
+        raise ConfigError(f"--store-kv-events {text!r}: after = comes the address of the store, HOST:PORT")
+    source = parse_event_source(endpoints)
+    return EventSource(source.endpoint, source.replay_endpoint, address)
 
 
 def parse_engine_source(text: str) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from router.http.server import ClientConnection
 from router.ids import IdSource
 from router.instance import Instance
 from router.metrics import RouterMetrics
+from router.prefetch import Prefetcher
 from router.request_view import GENERATES
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Services(Protocol):
     ids: IdSource
     decisions: decisions.DecisionLog
     bootstrap: BootstrapDirectory
+    prefetcher: Prefetcher
     watch: Watch
 
 
@@ -167,12 +169,13 @@ class Exchange:
         self._end_transfer()
 
     def _begin_transfer(self, decision: Decision) -> None:
-        """The chosen engine's connector fetches the prefix itself, while it computes what comes after. Known
-        here is only that the source is busy with it until the prefill is done."""
+        """The chosen engine's connector fetches the prefix itself, while it computes what comes after. Ours
+        is to have it in memory by then, and to know that its source is busy until the prefill is done."""
         if decision.transfer is not None:
             self._transfer = decision.transfer
             self.services.cluster.book.transfer_started(decision.transfer)
             self.services.metrics.transfers[decision.transfer.source] += 1
+            self.services.prefetcher.begin(self.view, decision.transfer)
 
     def _end_transfer(self) -> None:
         transfer, self._transfer = self._transfer, None

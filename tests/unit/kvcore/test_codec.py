@@ -45,6 +45,7 @@ REQUESTS = [
     m.Verify(21, True),
     m.Describe(22, KEYS),
     m.ChangeReplica(25, KEYS, m.Tier.REMOTE, True, 500),
+    m.Resolve(26, [0, 2**64 - 1]),
     m.ConnectQueuePair(23, "mlx5_0", m.QueuePairAddress(2**24 - 1, 7, bytes(16), 0, 5)),
     m.DisconnectQueuePair(24, "mlx5_0", 5),
 ]
