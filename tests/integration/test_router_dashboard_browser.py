@@ -145,6 +145,18 @@ async def test_what_is_wrong_is_said_in_words() -> None:
 
 
 @async_test
+async def test_an_slo_set_while_it_runs_is_drawn() -> None:
+    async with running(mixed=1) as setup, opened(setup) as o:
+        caption = o.page.locator("#chart-ttft figcaption")
+        await expect(caption).to_contain_text("p95")
+        assert "SLO" not in await caption.inner_text()
+        scheduling = msgspec.structs.replace(setup.router.config.scheduling, ttft_slo_ms=250.0)
+        setup.router.config = msgspec.structs.replace(setup.router.config, scheduling=scheduling)
+        await expect(caption).to_contain_text("SLO 250 ms")
+        assert o.troubles == []
+
+
+@async_test
 async def test_it_asks_for_the_key_once() -> None:
     async with running(mixed=1, api_keys=["secret"]) as setup, opened(setup) as o:
         page = o.page

@@ -23,15 +23,15 @@ let timer = 0;
 let answeredAt = 0;
 
 const place = (id) => document.getElementById(id);
-const latency = (name, slo) => [
+const latencyLines = (sloMs) => [
   { name: "p50", colour: "--accent" },
   { name: "p95", colour: "--accent-2" },
-  ...(slo ? [{ name: "SLO", colour: "--bad", dashed: true }] : []),
+  ...(sloMs ? [{ name: "SLO", colour: "--bad", dashed: true }] : []),
 ];
 let charts = null;
 let rejectedColumns = [];
 
-function makeCharts(slo) {
+function makeCharts() {
   const make = (id, options) => new Chart(place(id), options);
   const nothing = "No streamed answers in this time.";
   const perSecond = (value) => `${rate(value)} / s`;
@@ -45,8 +45,8 @@ function makeCharts(slo) {
       atLeast: 1,
       nothing: "No requests in this time.",
     }),
-    ttft: make("chart-ttft", { title: "TTFT", lines: latency("ttft", slo.ttft_ms), text: durationText, atLeast: 10, nothing }),
-    tbt: make("chart-tbt", { title: "TBT", lines: latency("tbt", slo.tbt_ms), text: durationText, atLeast: 10, nothing }),
+    ttft: make("chart-ttft", { title: "TTFT", lines: latencyLines(0), text: durationText, atLeast: 10, nothing }),
+    tbt: make("chart-tbt", { title: "TBT", lines: latencyLines(0), text: durationText, atLeast: 10, nothing }),
     hits: make("chart-hits", {
       title: "Prefix hits",
       lines: [{ name: "of prompt tokens", colour: "--accent" }],
@@ -87,7 +87,7 @@ function remember(data) {
 }
 
 function showCharts(data) {
-  charts ??= makeCharts(data.slo);
+  charts ??= makeCharts();
   const seconds = Number(document.querySelector("input[name=range]:checked").value);
   // A router that has only just begun has no half hour to show.
   const began = Math.min(data.started_unix_s, data.unix_time_s - 60);
@@ -97,7 +97,10 @@ function showCharts(data) {
   const constant = (value) => (value ? [new Array(times.length).fill(value)] : []);
   charts.requests.show([times, column("requests_per_s"), column("failed_per_s")], range);
   for (const name of ["ttft", "tbt"]) {
-    const slo = constant(data.slo[`${name}_ms`]);
+    const sloMs = data.slo[`${name}_ms`];
+    const slo = constant(sloMs);
+    // It may come and go: the router's configuration can be read anew while it runs.
+    if (charts[name].lines.length !== 2 + slo.length) charts[name].setLines(latencyLines(sloMs));
     charts[name].show([times, column(`${name}_p50_ms`), column(`${name}_p95_ms`), ...slo], range);
   }
   charts.hits.show([times, column("hit_share")], range);
