@@ -5,9 +5,10 @@ who can, and to destroy a vanished client's queue pairs before anything it was w
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class RdmaPoint:
         self._access_ended = access_ended
         self._loop = loop
         self._threads = ThreadPoolExecutor(CONNECTING_THREADS, "rdma-connect")
+        self._making: set[Future[QueuePair]] = set()
         self._connecting: dict[int, int] = {}  # by session; without an entry the session has ended
         self._devices: dict[str, _OpenDevice] = {}
         self._pairs: dict[int, dict[tuple[str, int], QueuePair]] = {}
@@ -114,15 +116,16 @@ class RdmaPoint:
             )
         self._connecting[session.number] = connecting + 1
 
-        def connected(future: "asyncio.Future[QueuePair]") -> None:
+        def connected(making: "Future[QueuePair]") -> None:
+            self._making.discard(making)
             still_here = self._connecting.pop(session.number, 0) - 1
             if still_here > 0:
                 self._connecting[session.number] = still_here
-            error = future.exception()
+            error = making.exception()
             if error is not None:
                 answer(ErrorReply(request.id, ErrorCode.NOT_READY, str(error), retryable=True))
                 return
-            pair = future.result()
+            pair = making.result()
             if still_here < 0:
                 pair.close()
                 return
@@ -131,8 +134,13 @@ class RdmaPoint:
             region = opened.region
             answer(ConnectQueuePairReply(request.id, pair.address, region.address, region.remote_key))
 
-        making = self._loop.run_in_executor(self._threads, _connected_pair, opened, request.address)
-        making.add_done_callback(connected)
+        def tell_loop(making: "Future[QueuePair]") -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended; `close` sees to the queue pair
+                self._loop.call_soon_threadsafe(connected, making)
+
+        making = self._threads.submit(_connected_pair, opened, request.address)
+        self._making.add(making)
+        making.add_done_callback(tell_loop)
 
     def disconnect(self, session: Session, request: DisconnectQueuePair) -> None:
         """One that is not there (any more) is no error: the client only wants to be sure."""
@@ -149,6 +157,10 @@ class RdmaPoint:
     def close(self) -> None:
         """When all connections have ended."""
         self._threads.shutdown()
+        for making in self._making:
+            if making.exception() is None:
+                making.result().close()
+        self._making.clear()
         for own in self._pairs.values():
             for pair in own.values():
                 pair.close()
