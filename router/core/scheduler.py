@@ -80,6 +80,14 @@ class Scheduler:
         choice = self._decode_policy.choose(request, pool, view, now)
         return self._predict_decode(request, choice)
 
+    def decide_decode(self, request: RequestView, view: ClusterView, now: float) -> Decision:
+        """About the answering pool alone: nobody prefills for this request, or somebody has."""
+        decode = self.choose_decode(request, view, now)
+        reject = None
+        if decode.instance is None:
+            reject = Rejection(RejectReason.NO_INSTANCE, detail="no engine that could answer is left")
+        return Decision(None, decode.instance, None, reject, 0.0, decode.predicted_ms, None, decode)
+
     def after_prefill(
         self, request: RequestView, decode: InstanceState, view: ClusterView, now: float
     ) -> Rejection | None:

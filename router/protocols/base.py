@@ -16,7 +16,7 @@ from router import decisions
 from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.config import RouterConfig
-from router.core.decision import Choice, Decision, Rejection, RejectReason, Transfer
+from router.core.decision import Decision, Rejection, RejectReason, Transfer
 from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
 from router.dashboard.watch import Watch
@@ -149,7 +149,7 @@ class Exchange:
         if self.request.path in GENERATES and not services.cluster.separates_prefill:
             return services.scheduler.schedule(self.view, view, now)
         # No prompt to prefill elsewhere: any engine that answers clients will do.
-        return decision_of(services.scheduler.choose_decode(self.view, view, now))
+        return services.scheduler.decide_decode(self.view, view, now)
 
     def schedule_again(self, now: float) -> Decision:
         """Another instance for the answering leg."""
@@ -393,11 +393,3 @@ class Exchange:
         else:
             self.give_up(504, f"the engine at {instance.url} {reason}")
         leg.cancel()
-
-
-def decision_of(decode: Choice) -> Decision:
-    """Of a choice made in the answering pool alone: nobody prefills for it."""
-    reject = None
-    if decode.instance is None:
-        reject = Rejection(RejectReason.NO_INSTANCE, detail="no engine that could answer is left")
-    return Decision(None, decode.instance, None, reject, 0.0, decode.predicted_ms, None, decode)

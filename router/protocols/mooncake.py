@@ -18,7 +18,7 @@ from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
 from router.instance import RANK_HEADER, Instance
-from router.protocols.base import Services, decision_of
+from router.protocols.base import Services
 from router.protocols.bodies import prefill_fields, with_transfer_params, write_fields
 from router.protocols.pair import PairBodies, PairExchange
 from router.protocols.prefill_answer import read_prefill_answer
@@ -94,7 +94,7 @@ class MooncakeExchange(PairExchange):
         assert self._instance is not None
         self.exclude(self._instance)
         services = self.services
-        decision = decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
+        decision = services.scheduler.decide_decode(self.view, services.cluster.view(now), now)
         if decision.decode is None or decision.decode_choice is None or not self.may_retry(now):
             return False
         services.metrics.retries["answer", reason] += 1

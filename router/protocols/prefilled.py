@@ -7,7 +7,7 @@ from router.core.decision import Decision
 from router.core.view import InstanceState, RequestView
 from router.http.request import Request
 from router.http.server import ClientConnection
-from router.protocols.base import Exchange, Services, decision_of
+from router.protocols.base import Exchange, Services
 from router.protocols.bodies import Fields, read_fields
 from router.protocols.prefill import Prefill
 
@@ -47,7 +47,7 @@ class PrefilledExchange(Exchange):
 
     def schedule_again(self, now: float) -> Decision:
         services = self.services
-        return decision_of(services.scheduler.choose_decode(self.view, services.cluster.view(now), now))
+        return services.scheduler.decide_decode(self.view, services.cluster.view(now), now)
 
     def resent(self, decision: Decision, now: float) -> None:
         assert decision.decode_choice is not None
