@@ -14,7 +14,7 @@ export function duration(ms) {
   if (ms === null || ms === undefined) return ["–", ""];
   if (ms >= 60_000) return [(ms / 60_000).toFixed(1), "min"];
   if (ms >= 1_000) return [(ms / 1_000).toFixed(ms >= 10_000 ? 0 : 1), "s"];
-  return [ms >= 10 || ms === 0 ? ms.toFixed(0) : ms.toFixed(1), "ms"];
+  return [ms >= 10 || Number.isInteger(ms) ? ms.toFixed(0) : ms.toFixed(1), "ms"];
 }
 
 export function durationText(ms) {

@@ -59,7 +59,7 @@ function makeCharts() {
       lines: [{ name: "longest predicted wait", colour: "--accent-2" }],
       text: durationText,
       atLeast: 10,
-      nothing: "Nothing is known of this time.",
+      nothing: "No waits were predicted in this time.",
     }),
     rejected: make("chart-rejected", {
       title: "Turned away",
@@ -104,7 +104,7 @@ function showCharts(data) {
     charts[name].show([times, column(`${name}_p50_ms`), column(`${name}_p95_ms`), ...slo], range);
   }
   charts.hits.show([times, column("hit_share")], range);
-  charts.queue.show([times, column("queue_ms")], range);
+  charts.queue.show([times, column(data.reads_prompts ? "queue_ms" : "unknown")], range);
   const reasons = Object.keys(history).filter((name) => name.startsWith("rejected:")).sort();
   if (reasons.join() !== rejectedColumns.join()) {
     rejectedColumns = reasons;

@@ -80,7 +80,9 @@ export function showTiles(data) {
       hits === null ? ["–", ""] : [String(Math.round(hits * 100)), "%"],
       data.reads_prompts ? "of prompt tokens" : "this policy reads no prompts",
     ),
-    tile("Queue", duration(data.queue_ms), "longest wait, predicted"),
+    data.reads_prompts
+      ? tile("Queue", duration(data.queue_ms), "longest wait, predicted")
+      : tile("Queue", ["–", ""], "this policy predicts no waits"),
     tile("Turned away", [count(rejected), ""], `in the last minute · ${count(failed)} failed`, rejected || failed ? "watch" : ""),
   );
 }
