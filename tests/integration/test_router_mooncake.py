@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_ends_both() -> None:
 async def test_an_engine_started_anew_is_known_by_its_new_id_after_a_failure() -> None:
     async with mooncake() as (setup, servers):
         servers[0].engine_ids = {"0": "reborn"}
-        setup.engines["p0"].script.append(dies)
+        setup.engines["p0"].script.append(fails(500))
         assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
         (instance,) = (i for i in setup.router.cluster.instances.values() if i.role.value == "prefill")
 
