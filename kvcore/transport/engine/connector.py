@@ -69,11 +69,11 @@ class Connector:
         matrix = {place: Cards(*lists) for place, lists in reply.matrix.items()}
         return Segment(address, tuple(reply.memories), matrix, reply.takes_tcp)
 
-    def connect(self, key: EndpointKey, then: Callable[[Path | KVError], None]) -> None:
+    def connect(self, key: EndpointKey, then: Callable[[Path | KVError], object]) -> None:
         """`then` is called by a thread of ours."""
         self._submit(lambda: self._connect(key), then)
 
-    def retire(self, path: Path, then: Callable[[KVError | None], None]) -> None:
+    def retire(self, path: Path, then: Callable[[KVError | None], object]) -> None:
         """After `path.close()`: until the peer has destroyed its end, packets may still arrive there."""
         self._submit(lambda: self._retire(path), then)
 
@@ -88,7 +88,7 @@ class Connector:
         for peer in peers:
             peer.close()
 
-    def _submit(self, work: Callable[[], T], then: Callable[[T | KVError], None]) -> None:
+    def _submit(self, work: Callable[[], T], then: Callable[[T | KVError], object]) -> None:
         with self._lock:
             if not self._is_closed:
                 self._executor.submit(_run, work, then)
@@ -99,13 +99,17 @@ class Connector:
         if key.device == TCP:
             return TcpPath(key, _greeted(key.peer, self._token, self._timeout_s), self._on_tcp_end)
         card = self._cards[key.device]
+        peer, number = self._peer(key.peer), 0
         pair = card.active_pair()
         try:
-            reply = self._peer(key.peer).ask(Connect(key.peer_device, pair.address), Connected)
+            reply = peer.ask(Connect(key.peer_device, pair.address), Connected)
+            number = reply.address.number
             card.connect(pair, reply.address)
-            return RdmaPath(key, card, pair, reply.address.number, next(self._serials))
+            return RdmaPath(key, card, pair, number, next(self._serials))
         except KVError:
             pair.close()
+            if number:
+                peer.ask_if_open(Retire(number))
             raise
 
     def _retire(self, path: Path) -> None:
@@ -117,7 +121,7 @@ class Connector:
             return self._peers.setdefault(address, _Peer(address, self._token, self._timeout_s))
 
 
-def _run(work: Callable[[], T], then: Callable[[T | KVError], None]) -> None:
+def _run(work: Callable[[], T], then: Callable[[T | KVError], object]) -> None:
     try:
         result: T | KVError = work()
     except KVError as error:

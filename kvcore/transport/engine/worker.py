@@ -19,7 +19,7 @@ from kvcore.transport.engine.counters import EngineCounters
 from kvcore.transport.engine.rdma_path import CHAINS, RdmaPath
 from kvcore.transport.engine.tcp_path import TcpPath
 from kvcore.transport.slices import RetryPolicy, Run, Slice, Spreader
-from kvcore.transport.verbs import RdmaUnavailable, status_name
+from kvcore.transport.verbs import Completion, RdmaUnavailable, status_name
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ class Worker:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wanted: dict[EndpointKey, None] = {}
         self._armed: set[str] = set()
+        self._wake_lock = threading.Lock()
         self._is_closing = False
+        self._is_closed = False
         self._connector: Connector
         self._thread = threading.Thread(target=self._run, name="transfer-worker", daemon=True)
 
@@ -67,7 +69,8 @@ class Worker:
             self._batches.add(batch)
             self._spreader.add(slices)
 
-        self._call(begin)
+        if not self._call(begin):
+            self._lose(slices, "the engine is closed")
 
     def on_tcp_end(self, path: TcpPath, run: Run, reason: str) -> None:
         def end() -> None:
@@ -88,17 +91,28 @@ class Worker:
 
         self._call(stop)
         self._thread.join()
-        os.close(self._wake_fd)
 
     # ---- the thread
 
-    def _call(self, work: Callable[[], None]) -> None:
-        self._inbox.put(work)
-        # Closed already: nobody is there to be woken.
-        with contextlib.suppress(OSError):
+    def _call(self, work: Callable[[], None]) -> bool:
+        """False when the thread has ended, and nobody will do it."""
+        with self._wake_lock:
+            if self._is_closed:
+                return False
+            self._inbox.put(work)
             os.eventfd_write(self._wake_fd, 1)
+            return True
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception:
+            # Whoever waits must not wait for ever.
+            logger.exception("the transfer engine has failed; this is a bug")
+            self._is_closing = True
+        self._shut_down()
+
+    def _work(self) -> None:
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
         by_fd = {card.completions.fd: card for card in self._cards.values()}
@@ -118,7 +132,6 @@ class Worker:
                 else:
                     by_fd[fd].completions.take_event()
                     self._armed.discard(by_fd[fd].name)
-        self._shut_down()
 
     def _drain(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -148,7 +161,7 @@ class Worker:
     def _reap(self) -> bool:
         found = False
         for card in self._cards.values():
-            while completions := card.completions.poll():
+            while completions := self._completions_of(card):
                 found = True
                 for request_id, status, _ in completions:
                     path = self._by_serial.get(request_id // CHAINS)
@@ -164,6 +177,14 @@ class Worker:
         if found:
             self._assign()
         return found
+
+    def _completions_of(self, card: Card) -> list[Completion]:
+        try:
+            return card.completions.poll()
+        except RdmaUnavailable as error:
+            for path in [path for path in self._pool if path.key.device == card.name]:
+                self._break(path, [], str(error), own_card=True)
+            return []
 
     # ---- runs
 
@@ -313,6 +334,10 @@ class Worker:
         # What was still to be retired comes back at once now.
         self._drain()
         self._lose(self._spreader.drop(lambda item: True), "the engine is closed")
+        with self._wake_lock:
+            self._is_closed = True
+            os.close(self._wake_fd)
+        self._drain()
 
 
 def _progress_of(item: Slice) -> RequestProgress:

@@ -21,7 +21,7 @@ from kvcore.transport.engine import (
 from kvcore.transport.engine.memory import LocalMemory
 from kvcore.transport.slices import RetryPolicy
 from kvcore.transport.topology import Cards
-from kvcore.transport.verbs import RdmaUnavailable
+from kvcore.transport.verbs import Completion, RdmaUnavailable
 from kvcore.transport.verbs_fake import FakeFabric
 
 KIB = 1 << 10
@@ -252,6 +252,34 @@ def test_a_card_that_came_back_is_used_again(make: Make, fabric: FakeFabric) -> 
             return
         threading.Event().wait(0.05)
     raise AssertionError("the card was never tried again")
+
+
+def test_a_card_that_breaks_leaves_its_work_to_the_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = make("a0,a1"), make("b0,b1")
+    segment = segment_of(one, other)
+
+    def broken(max_completions: int = 64) -> list[Completion]:
+        raise RdmaUnavailable("the completion queue is broken")
+
+    monkeypatch.setattr(one.engine._cards["a1"].completions, "poll", broken)
+    for _ in range(3):
+        assert one.run(one.request(Direction.WRITE, segment))[0].state is TransferState.COMPLETED
+    assert (one.bytes == other.bytes).all() and one.engine.counters()["a1_bytes"] == 0
+
+
+def test_a_bug_in_the_worker_fails_transfers_and_hangs_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = make("a0"), make("b0")
+    request = one.request(Direction.WRITE, segment_of(one, other))
+
+    def wrong(*arguments: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(one.engine._worker, "_assign", wrong)
+    for _ in range(2):
+        assert one.run(request)[0] == TransferStatus(TransferState.FAILED, 0, "the engine is closed")
+    assert "boom" in caplog.text
 
 
 def test_without_a_way_the_request_fails_with_the_reason(make: Make, fabric: FakeFabric) -> None:
