@@ -5,7 +5,10 @@ vLLM 0.32 (vllm/distributed/kv_transfer/kv_connector/v1/nixl): the prefill engin
 added. The decode leg goes out as soon as they are here. Where there are none (the prefill ended by a stop
 token, or no prefill instance is left) the decode engine computes the prompt itself.
 
-- A decode engine that fails is replaced by another with the same parameters: the KV is still there.
+- A decode engine that never looked at the request (429, 503) is replaced by another with the same parameters:
+  the KV is still there. One that failed otherwise may have fetched it, and then the prefill engine has freed
+  its blocks: whoever read them again would decode somebody else's. So the next one computes the prompt
+  itself, and so does one that is asked when the lease may be over (vLLM only logs late reads).
 - A client that leaves closes the leg that is open; a prefill nobody fetched is freed when its lease ends.
 """
 
@@ -38,12 +41,17 @@ _PREFILL_PARAMS: dict[str, Any] = {
 }
 
 
+# Well below vLLM's kv_lease_duration, of which heartbeats of a decode engine are the first to know.
+PARAMS_VALID_S = 20.0
+
+
 class NixlExchange(PrefilledExchange):
     def __init__(
         self, services: Services, client: ClientConnection, request: Request, view: RequestView
     ) -> None:
         super().__init__(services, client, request, view)
         self._params: msgspec.Raw | None = None
+        self._prefilled_at = 0.0
 
     def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
         if prefill is None:
@@ -54,9 +62,21 @@ class NixlExchange(PrefilledExchange):
         self._prefill.start(prefill, now)
 
     def answer_body(self) -> bytes:
+        if self._params is not None and self.now() - self._prefilled_at > PARAMS_VALID_S:
+            self._forget_prefill()
         if self._params is None:
             return self.request.body
         return write_fields(with_field(self._fields, "kv_transfer_params", self._params))
+
+    def _retry_answer(self, leg: Leg, reason: str, now: float) -> bool:
+        if leg.status not in (429, 503):
+            self._forget_prefill()
+        return super()._retry_answer(leg, reason, now)
+
+    def _forget_prefill(self) -> None:
+        if self._params is not None:
+            self._params, self.prefill_cached = None, None
+            self.services.metrics.decode_only += 1
 
     # PrefillListener
 
@@ -65,7 +85,7 @@ class NixlExchange(PrefilledExchange):
         self.prefilled_at(now)
         answer = read_prefill_answer(leg)
         if answer.has_params:
-            self._params = answer.kv_transfer_params
+            self._params, self._prefilled_at = answer.kv_transfer_params, now
         else:
             services.metrics.decode_only += 1
         if answer.cached_tokens is not None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from tests.integration.router_harness import (
     MockEngine,
     Turn,
@@ -174,3 +176,33 @@ async def test_no_prefill_engine_left_is_decode_only() -> None:
         setup.router.cluster.instances[setup.engines["p0"].url].draining = True
         assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
         assert setup.engines["d0"].seen[0].body == PROMPT and setup.engines["d0"].default is well
+
+
+@async_test
+async def test_blocks_that_may_have_been_freed_are_never_fetched_again() -> None:
+    async with nixl(decode=2) as setup:
+        prefilling(setup.engines["p0"])
+        setup.engines["d0"].default = setup.engines["d1"].default = dies
+        setup.engines["d1"].script.append(well)
+        assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
+        assert setup.engines["d0"].seen[0].body == {**PROMPT, "kv_transfer_params": PARAMS}
+        assert [seen.body for seen in setup.engines["d1"].seen] == [PROMPT]
+        assert len(setup.engines["p0"].seen) == 1 and setup.router.metrics.decode_only == 1
+
+
+def test_parameters_are_not_used_when_the_lease_may_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    @async_test
+    async def check() -> None:
+        async with nixl(decode=2) as setup:
+
+            async def busy_for_long(turn: Turn) -> None:
+                monkeypatch.setattr("router.protocols.nixl.PARAMS_VALID_S", -1.0)
+                await fails(503)(turn)
+
+            prefilling(setup.engines["p0"])
+            setup.engines["d0"].default = busy_for_long
+            assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
+            assert setup.engines["d0"].seen[0].body["kv_transfer_params"] == PARAMS
+            assert setup.engines["d1"].seen[0].body == PROMPT
+
+    check()
