@@ -9,6 +9,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,8 +37,10 @@ from store_server.core.objects import Session
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 MAX_PAIRS_PER_CLIENT = 32
-CONNECTING_THREADS = 4
+THREADS = 4
 
 
 class _OpenDevice:
@@ -75,7 +79,7 @@ class RdmaPoint:
         self._pool_size_bytes = memory.nbytes
         self._access_ended = access_ended
         self._loop = loop
-        self._threads = ThreadPoolExecutor(CONNECTING_THREADS, "rdma-connect")
+        self._threads = ThreadPoolExecutor(THREADS, "rdma-pairs")
         self._making: set[Future[QueuePair]] = set()
         self._connecting: dict[int, int] = {}  # by session; without an entry the session has ended
         self._devices: dict[str, _OpenDevice] = {}
@@ -134,25 +138,22 @@ class RdmaPoint:
             region = opened.region
             answer(ConnectQueuePairReply(request.id, pair.address, region.address, region.remote_key))
 
-        def tell_loop(making: "Future[QueuePair]") -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended; `close` sees to the queue pair
-                self._loop.call_soon_threadsafe(connected, making)
-
-        making = self._threads.submit(_connected_pair, opened, request.address)
-        self._making.add(making)
-        making.add_done_callback(tell_loop)
+        self._making.add(self._in_thread(partial(_connected_pair, opened, request.address), connected))
 
     def disconnect(self, session: Session, request: DisconnectQueuePair) -> None:
         """One that is not there (any more) is no error: the client only wants to be sure."""
         pair = self._pairs.get(session.number, {}).pop((request.device, request.number), None)
         if pair is not None:
-            self._destroy(session, pair)
+            # Here and now: what the client says next may be about what it was writing by this queue pair.
+            pair.close()
+            self._destroyed(session)
 
     def withdraw(self, session: Session) -> None:
         """Its connection has ended; a queue pair that is being connected will find nobody."""
         self._connecting.pop(session.number, None)
         for pair in self._pairs.pop(session.number, {}).values():
-            self._destroy(session, pair)
+            # In a thread: soft-RoCE waits for its packets, up to two seconds. The quarantine lasts as long.
+            self._in_thread(pair.close, partial(self._destroyed, session))
 
     def close(self) -> None:
         """When all connections have ended."""
@@ -169,8 +170,18 @@ class RdmaPoint:
             opened.close()
         self._devices.clear()
 
-    def _destroy(self, session: Session, pair: QueuePair) -> None:
-        pair.close()
+    def _in_thread(self, action: Callable[[], R], then: "Callable[[Future[R]], None]") -> "Future[R]":
+        """`then` is called in the loop, if that is still there."""
+
+        def tell_loop(done: "Future[R]") -> None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(then, done)
+
+        done = self._threads.submit(action)
+        done.add_done_callback(tell_loop)
+        return done
+
+    def _destroyed(self, session: Session, done: "Future[None] | None" = None) -> None:
         session.num_queue_pairs -= 1
         self._access_ended(session)
 

@@ -32,6 +32,7 @@ class Rig:
 
     def run(self, body: Callable[[RdmaPoint], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
+            self.told = asyncio.Event()
             loop = asyncio.get_running_loop()
             point = RdmaPoint(memoryview(POOL), self.devices, self._access_ended, lambda: self.fabric, loop)
             await body(point)
@@ -48,6 +49,8 @@ class Rig:
     def _access_ended(self, session: Session) -> None:
         # By now the queue pair is gone: whoever is told may use the extents again.
         self.ended.append(sum(len(device.pairs) for device in self.fabric.devices.values()))
+        if not session.has_direct_access:
+            self.told.set()
 
 
 def test_a_queue_pair_is_gone_before_anybody_hears_of_it() -> None:
@@ -65,6 +68,8 @@ def test_a_queue_pair_is_gone_before_anybody_hears_of_it() -> None:
         point.disconnect(session, DisconnectQueuePair(3, "store0", first.address.number))
         assert rig.ended == [1]
         point.withdraw(session)
+        assert session.has_direct_access
+        await rig.told.wait()
         assert rig.ended == [1, 0] and not session.has_direct_access
 
     rig.run(body)
