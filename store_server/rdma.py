@@ -38,6 +38,7 @@ from store_server.core.objects import Session
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+Connected = tuple[QueuePair, QueuePairAddress]
 
 MAX_PAIRS_PER_CLIENT = 32
 THREADS = 4
@@ -80,7 +81,7 @@ class RdmaPoint:
         self._access_ended = access_ended
         self._loop = loop
         self._threads = ThreadPoolExecutor(THREADS, "rdma-pairs")
-        self._making: set[Future[QueuePair]] = set()
+        self._making: set[Future[Connected]] = set()
         self._connecting: dict[int, int] = {}  # by session; without an entry the session has ended
         self._devices: dict[str, _OpenDevice] = {}
         self._pairs: dict[int, dict[tuple[str, int], QueuePair]] = {}
@@ -120,7 +121,7 @@ class RdmaPoint:
             )
         self._connecting[session.number] = connecting + 1
 
-        def connected(making: "Future[QueuePair]") -> None:
+        def connected(making: "Future[Connected]") -> None:
             self._making.discard(making)
             still_here = self._connecting.pop(session.number, 0) - 1
             if still_here > 0:
@@ -129,14 +130,14 @@ class RdmaPoint:
             if error is not None:
                 answer(ErrorReply(request.id, ErrorCode.NOT_READY, str(error), retryable=True))
                 return
-            pair = making.result()
+            pair, address = making.result()
             if still_here < 0:
                 pair.close()
                 return
             own[request.device, pair.number] = pair
             session.num_queue_pairs += 1
             region = opened.region
-            answer(ConnectQueuePairReply(request.id, pair.address, region.address, region.remote_key))
+            answer(ConnectQueuePairReply(request.id, address, region.address, region.remote_key))
 
         self._making.add(self._in_thread(partial(_connected_pair, opened, request.address), connected))
 
@@ -160,7 +161,7 @@ class RdmaPoint:
         self._threads.shutdown()
         for making in self._making:
             if making.exception() is None:
-                making.result().close()
+                making.result()[0].close()
         self._making.clear()
         for own in self._pairs.values():
             for pair in own.values():
@@ -186,12 +187,12 @@ class RdmaPoint:
         self._access_ended(session)
 
 
-def _connected_pair(opened: _OpenDevice, peer: QueuePairAddress) -> QueuePair:
+def _connected_pair(opened: _OpenDevice, peer: QueuePairAddress) -> Connected:
     """In a thread. RdmaUnavailable when the device cannot."""
     pair = opened.device.queue_pair(opened.completions, max_requests=1, remote_access=True)
     try:
         pair.connect(peer, PathOptions())
+        return pair, pair.address
     except RdmaUnavailable:
         pair.close()
         raise
-    return pair
