@@ -72,7 +72,7 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
             sync = self._config.load_mode == "sync" and layer_hooks
             self._scheduler = SchedulerSide(
                 self._config,
-                lambda: _make_store(self._config, f"{transfer.engine_id}/scheduler"),
+                lambda: _make_store(self._config, f"{transfer.engine_id}/scheduler", moves_blocks=False),
                 compat.block_size_tokens(vllm_config, kv_cache_config),
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,
@@ -81,7 +81,7 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         else:
             self._worker = WorkerSide(
                 self._config,
-                lambda: _make_store(self._config, f"{transfer.engine_id}/worker"),
+                lambda: _make_store(self._config, f"{transfer.engine_id}/worker", moves_blocks=True),
                 layer_hooks=layer_hooks,
             )
 
@@ -228,12 +228,16 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         return self._scheduler
 
 
-def _make_store(config: ConnectorConfig, name: str) -> StoreClient:
+def _make_store(config: ConnectorConfig, name: str, *, moves_blocks: bool) -> StoreClient:
     """Waits for the first attempt, so that a store that refuses us is named; one that is not there is not."""
+    planes = planes_of(config.protocol, config.planes)
+    if not moves_blocks:
+        # Who only asks has no use for queue pairs.
+        planes = tuple(plane for plane in planes if plane != "rdma")
     return StoreClient.connect(
         config.store_address,
         token=config.store_token,
-        planes=planes_of(config.protocol, config.planes),
+        planes=planes,
         device_name=config.device_name,
         client_name=name,
         tls_ca=config.store_tls_ca,
