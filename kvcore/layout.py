@@ -64,6 +64,17 @@ def total_bytes(views: Iterable[memoryview]) -> int:
     return sum(map(len, views))
 
 
+def first_bytes(views: Sequence[memoryview], size_bytes: int) -> list[memoryview]:
+    """The first `size_bytes` of what lies in `views`, or all if there are fewer."""
+    found: list[memoryview] = []
+    for view in views:
+        found.append(view[:size_bytes])
+        size_bytes -= len(found[-1])
+        if not size_bytes:
+            break
+    return found
+
+
 def split_views(views: Sequence[memoryview], sizes_bytes: Iterable[int]) -> list[list[memoryview]]:
     """Cuts the concatenation of `views` into runs of the given sizes, without copying.
 

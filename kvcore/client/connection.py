@@ -9,6 +9,7 @@ not lock up with us.
 
 import contextlib
 import math
+import os
 import select
 import socket
 import struct
@@ -20,6 +21,7 @@ from kvcore.client.sender import IOV_MAX, Sender
 from kvcore.client.silence import Silence
 from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
+from kvcore.layout import first_bytes
 from kvcore.transport.channel import Call, Moved, Outcome, Place
 from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, LateSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
@@ -28,10 +30,10 @@ from kvcore.wire.receiver import FrameReceiver
 from kvcore.wire.session import ClientSession, refusal
 
 # A blocking receive returns at least this often to look at the clock.
-TICK_S = 0.25
-TICK_MS = 250
+TICK_S, TICK_MS = 0.25, 250
 # How long a sender sleeps when somebody else is the reader and may leave at any time.
 SENDER_TICK_MS = 10
+EAGER_S = 50e-6
 # Unanswered requests nobody waits for (Release, Abort) before their answers are drained on the way.
 MAX_FORGOTTEN = 32
 FOREVER = float("inf")
@@ -249,6 +251,7 @@ class Connection:
     # ---- receiving: only by whoever holds the role (_reading) ------------------------------------------
 
     def _read_until(self, call: Call, deadline: float) -> None:
+        self._read_eagerly(call)
         while call.outcome is None and self._error is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -260,6 +263,15 @@ class Connection:
                 self._receive_timeout_ms = timeout_ms
             self._receive()
 
+    def _read_eagerly(self, call: Call) -> None:
+        """Answers mostly come sooner than a thread falls asleep and wakes; others may have the core."""
+        end = time.monotonic() + EAGER_S
+        while call.outcome is None and self._error is None and not self._receiver.in_payload:
+            if not self._receive(socket.MSG_DONTWAIT):
+                if time.monotonic() >= end:
+                    return
+                os.sched_yield()
+
     def _receive(self, flags: int = 0) -> bool:
         """One receive; False when there was nothing, or nothing ever will be."""
         views = self._receiver.views()
@@ -268,7 +280,7 @@ class Connection:
                 size = self._socket.recv_into(views[0], 0, flags)
             else:
                 if self._receiver.on_moved is not None:
-                    views = _first_piece(views)
+                    views = first_bytes(views, PIECE_BYTES)
                 flags |= socket.MSG_WAITALL
                 if len(views) == 1:
                     size = self._socket.recv_into(views[0], 0, flags)
@@ -386,14 +398,3 @@ class Connection:
             if call.gate is not None:
                 call.gate = None
                 self._parked.remove(call)
-
-
-def _first_piece(views: Sequence[memoryview]) -> list[memoryview]:
-    piece: list[memoryview] = []
-    left_bytes = PIECE_BYTES
-    for view in views:
-        piece.append(view[:left_bytes])
-        left_bytes -= len(piece[-1])
-        if not left_bytes:
-            break
-    return piece

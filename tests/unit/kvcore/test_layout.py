@@ -7,6 +7,7 @@ from kvcore.layout import (
     KVGeometry,
     as_views,
     extent_spans,
+    first_bytes,
     layer_sizes_bytes,
     layer_span,
     split_views,
@@ -69,3 +70,9 @@ def test_extents_are_read_as_if_concatenated(sizes, data):
     assert b"".join(pool[offset : offset + size] for offset, size in spans) == whole[begin:end]
     with pytest.raises(ValueError, match="do not reach"):
         extent_spans(extents, 0, len(whole) + 1)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=6), st.integers(1, 20))
+def test_the_first_bytes_lie_in_the_first_views(parts: list[bytes], size_bytes: int) -> None:
+    views = first_bytes([memoryview(part) for part in parts], size_bytes)
+    assert b"".join(views) == b"".join(parts)[:size_bytes]
