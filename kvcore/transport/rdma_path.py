@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 
-from kvcore.errors import RequestRefused
 from kvcore.transport.channel import Call, Channel
 from kvcore.transport.parts import failure_of
 from kvcore.transport.rdma_host import PROBE_BYTES, RdmaHost, keep_for_ever
+from kvcore.transport.rdma_memory import Room
 from kvcore.transport.rdma_mover import LOAD_PIECES, Load, Move, Mover
 from kvcore.transport.verbs import (
     Chain,
@@ -89,6 +89,7 @@ class RdmaPath:
         self._waiting: deque[Load] = deque()
         self._numbers = itertools.count(1)
         self._unanswered: list[Call] = []  # the store may connect a queue pair when nobody waits any more
+        self._probe_room: Room | None = None
         self._closing = threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="mooncake-rdma-path", daemon=True)
@@ -291,6 +292,7 @@ class RdmaPath:
         room = bounce.take(PROBE_BYTES) if bounce is not None else None
         if room is None:
             return
+        self._probe_room = room  # until the next time: an answer may come after we have stopped waiting
         entry = self._host.memory.find(room.address, PROBE_BYTES)
         key = entry.keys[self._device_index] if entry is not None else None
         if key is None:
@@ -327,7 +329,7 @@ class RdmaPath:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             try:
                 self._connect(LONGEST_PAUSE_S)
-            except (RdmaUnavailable, RequestRefused) as error:
+            except (RdmaUnavailable, OSError) as error:
                 self.last_error = str(error)
             else:
                 logger.info("rdma path %s is there again", self.name)
@@ -351,7 +353,9 @@ class RdmaPath:
         except RdmaUnavailable as error:
             self._break(str(error))
         finally:
-            live.queue.close()
+            # Queue pairs go first, and somebody else may be at it.
+            with self._destroying:
+                live.queue.close()
 
     def _wake(self) -> None:
         with self._lock:

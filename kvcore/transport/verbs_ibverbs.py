@@ -1,5 +1,6 @@
 """Verbs by the `ibverbs` wheel (2026.10): every call of it lets other threads run."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ class IbRegion:
         self.remote_key: int = region.rkey
 
     def close(self) -> None:
-        self._region.close()
+        with contextlib.suppress(OSError):  # a device that has vanished took it along
+            self._region.close()
 
 
 class IbCompletionQueue:
@@ -74,8 +76,9 @@ class IbCompletionQueue:
         self.queue.ack_events(1)
 
     def close(self) -> None:
-        self.queue.close()
-        self._channel.close()
+        with contextlib.suppress(OSError):
+            self.queue.close()
+            self._channel.close()
 
 
 class IbChain:
@@ -191,7 +194,8 @@ class IbQueuePair:
             raise RdmaUnavailable(f"{self._device.name} takes no receives: {error}") from error
 
     def close(self) -> None:
-        self._pair.close()
+        with contextlib.suppress(OSError):  # a device that has vanished took it along
+            self._pair.close()
 
 
 class IbDevice:
@@ -264,8 +268,9 @@ class IbDevice:
         return IbQueuePair(self, completions.queue, max_requests, max_receives, remote_access)
 
     def close(self) -> None:
-        self._domain.close()
-        self._context.close()
+        with contextlib.suppress(OSError):
+            self._domain.close()
+            self._context.close()
 
 
 class IbBinding:

@@ -5,6 +5,7 @@ Its calls never let other threads run, so none that waits is used. It frees a wo
 that stays ours, which makes requests reusable for other memory.
 """
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ class PyRegion:
         self.remote_key: int = region.rkey
 
     def close(self) -> None:
-        self._region.close()
+        with contextlib.suppress(PyverbsError):  # a device that has vanished took it along
+            self._region.close()
 
 
 class PyCompletionQueue:
@@ -90,8 +92,9 @@ class PyCompletionQueue:
         self.queue.ack_events(1)
 
     def close(self) -> None:
-        self.queue.close()
-        self._channel.close()
+        with contextlib.suppress(PyverbsError):
+            self.queue.close()
+            self._channel.close()
 
 
 class PyChain:
@@ -215,7 +218,8 @@ class PyQueuePair:
             entry.close()
 
     def close(self) -> None:
-        self._pair.close()
+        with contextlib.suppress(PyverbsError):  # a device that has vanished took it along
+            self._pair.close()
 
 
 class PyDevice:
@@ -283,8 +287,9 @@ class PyDevice:
         return PyQueuePair(self, completions.queue, max_requests, max_receives, remote_access)
 
     def close(self) -> None:
-        self._domain.close()
-        self._context.close()
+        with contextlib.suppress(PyverbsError):
+            self._domain.close()
+            self._context.close()
 
 
 class PyBinding:
