@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from kvcore.transport.verbs import Opcode
 
-# What is posted at once: a chain of so many requests, or fewer if they are large, so that all paths get a share
-# of it; but not so few that the completion of each costs more than it moves.
+# What is posted at once: a chain of so many requests, or fewer if they are large, so that all paths get a
+# share of it; but not so few that the completion of each costs more than it moves.
 LOAD_PIECES = 64
 LOAD_BYTES = 4 << 20
 MIN_LOAD_BYTES = 1 << 20
