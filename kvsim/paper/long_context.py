@@ -84,7 +84,7 @@ def run(traces: Traces, many: Many) -> Figure:
         "one stall is enough to lose the TBT, and it can serve only one request at a time. From 64k to 128k "
         "our gain shrinks again where the paper's grows: two or three nodes then need half a minute for one "
         "prompt and are the limit themselves, and our coupled baseline sends requests to idle nodes first, "
-        "which lets nine of ten be alone.",
+        "which lets nine of ten be alone. docs/kvsim.md has the same with a baseline that does not.",
         {
             "long_context": plots.lines(
                 curves, "Throughput within the SLO", "prompt (thousand tokens)", "requests/s"

@@ -12,7 +12,7 @@ price_exponent. An idle cluster admits whatever fits (u = 0), and no length or t
 Cached tokens cost nothing, so that prefix hits are served when misses of the same length are refused. And a
 part of the prompt that others have asked for before, served or not, is shared with them: refusing the first
 question about a long document would make every later one as expensive.
-docs/adr/0008 has the reasons and docs/kvsim-policy.md the measurements.
+docs/adr/0009 has the reasons and docs/kvsim-policy.md the measurements.
 """
 
 from router.core.admission.base import check_ttft, limit_ms, retry_after_decode_ms

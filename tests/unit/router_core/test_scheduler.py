@@ -1,5 +1,6 @@
 """The scheduler puts policies and admission together."""
 
+import msgspec
 import pytest
 
 from kvcore.errors import ConfigError
@@ -95,3 +96,18 @@ def test_baseline_looks_at_decode_after_the_prefill() -> None:
 def test_an_unknown_admission_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no admission policy 'strict'; there are: baseline, early"):
         scheduler(admission="strict")
+
+
+@pytest.mark.parametrize(("waited_ms", "held_ms"), [(0.0, 30.0), (69.0, 30.0), (70.0, 0.0)])
+def test_who_is_refused_for_load_is_held_while_its_ttft_can_be_kept(waited_ms: float, held_ms: float) -> None:
+    busy = (InstanceState("p0", prefill_free_at=9.0),)
+    request = msgspec.structs.replace(REQUEST, waited_ms=waited_ms)
+    core = scheduler(admission="early", ttft_slo_ms=100.0, hold_ms=30.0)
+    decision = core.schedule(request, ClusterView(prefill=busy, decode=D), 0.0)
+    assert decision.reject is not None and decision.hold_ms == held_ms
+    assert decision.reasons[-1] == ("hold:ttft_slo" if held_ms else "reject:ttft_slo")
+
+
+def test_nobody_is_held_for_instances_that_are_not_there() -> None:
+    decision = scheduler(ttft_slo_ms=100.0, hold_ms=30.0).schedule(REQUEST, ClusterView(), 0.0)
+    assert decision.reject is not None and decision.hold_ms == 0.0
