@@ -204,9 +204,10 @@ def test_a_full_ssd_forgets_the_oldest_and_takes_what_comes(start_store: StartSt
 
 def test_bad_levels_are_explained(start_store: StartStore, short_dir: Path) -> None:
     for level, complaint in (
-        ({"level": "tape"}, "level 'tape' is not one of gpu, cpu, ssd"),
+        ({"level": "tape"}, "level 'tape' is not one of gpu, cpu, ssd, remote"),
         ({"level": "ssd", "paths": ["/tmp/x"]}, "needs a capacity"),
-        ({"level": "cpu", "capacity": "1gb", "paths": ["/x"]}, "`paths` is no setting of the cpu level"),
+        ({"level": "cpu", "capacity": "1gb", "url": "s3://x"}, "`url` is no setting of the cpu level"),
+        ({"level": "cpu", "capacity": "1gb", "paths": ["/x", "/y"]}, "mapped from one path"),
         ({"level": "ssd", "size": 1}, "size"),
     ):
         with pytest.raises(AssertionError, match=complaint):
