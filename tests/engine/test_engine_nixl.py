@@ -1,11 +1,7 @@
 """The router's `nixl` protocol with real engines: vLLM's NixlConnector over UCX's TCP."""
 
-import fcntl
 import http.client
 import json
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.conftest import cache_root
+from tests.engine.packages import unpacked
 from tests.engine.rig import BLOCK_TOKENS, DOCUMENT, end_process, free_port
 from tests.engine.served import MODEL, Server, ended, router_server, vllm_server
 
@@ -27,26 +23,7 @@ COMPLETIONS = "/v1/completions"
 @pytest.fixture(scope="session")
 def nixl_path() -> Path:
     """NIXL with its UCX, which load without CUDA; in a folder of its own beside the engines' packages."""
-    target = cache_root() / "-".join(NIXL)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            unfinished = target.with_name(f"{target.name}.unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--target",
-                str(unfinished),
-            ]
-            subprocess.run([*pip, *NIXL], check=True, timeout=1800)
-            unfinished.rename(target)
-    return target
+    return unpacked("-".join(NIXL), *NIXL)
 
 
 class Cluster(NamedTuple):

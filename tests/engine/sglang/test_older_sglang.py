@@ -1,14 +1,10 @@
 """The oldest SGLang we run on CPU: it works, and shares its pages with the newest."""
 
-import fcntl
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import cache_root
+from tests.engine.packages import unpacked
 from tests.engine.rig import ROOT, StoreProcess
 from tests.engine.sglang.conftest import NewServer
 from tests.engine.sglang.server import PROMPT, hicache_flags, suite_config
@@ -21,18 +17,7 @@ OLD_SGLANG = "0.5.22"
 @pytest.fixture(scope="session")
 def old_sglang() -> Path:
     """Unpacked beside the installed one, whose dependencies it shares."""
-    target = cache_root() / f"sglang-{OLD_SGLANG}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            unfinished = target.with_name(f"{target.name}.unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-            pip += ["--target", str(unfinished), f"sglang=={OLD_SGLANG}"]
-            subprocess.run(pip, check=True, timeout=600)
-            unfinished.rename(target)
-    return target
+    return unpacked(f"sglang-{OLD_SGLANG}", f"sglang=={OLD_SGLANG}")
 
 
 def test_two_versions_share_a_store(

@@ -1,0 +1,31 @@
+"""Packages that a few tests need beside those of their environment: downloaded once, shared by clones."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    configured = os.environ.get("MOONCAKE_SUITE_CACHE")
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "mooncake-kv-suite"
+
+
+def unpacked(name: str, *requirements: str) -> Path:
+    """A folder for PYTHONPATH: `requirements` without their dependencies, which the environment has."""
+    target = cache_root() / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            unfinished = target.with_name(f"{target.name}.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+            subprocess.run([*pip, "--target", str(unfinished), *requirements], check=True, timeout=1800)
+            unfinished.rename(target)
+    return target
