@@ -28,7 +28,10 @@ def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
             await asyncio.wait_for(test(), DEADLINE_S * 2)
             await until(lambda: len(asyncio.all_tasks()) == 1)
 
-        uvloop.run(checked())
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        runner.run(checked())
+        # Only after a success: what a failed test left open uvloop would wait for, and nobody saw the failure.
+        runner.close()
 
     del run.__wrapped__  # type: ignore[attr-defined]
     return run
