@@ -30,7 +30,7 @@ def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
 
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         runner.run(checked())
-        # Only after a success: what a failed test left open uvloop would wait for, and nobody saw the failure.
+        # Only after a success: uvloop would wait for what a failed test left open, and nobody saw it.
         runner.close()
 
     del run.__wrapped__  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from router.app import Router
 from router.config import RouterConfig
 from router.discovery import make_discovery
@@ -105,6 +107,7 @@ def test_a_file_is_followed_and_a_mistake_in_it_changes_nothing(tmp_path: Path) 
     check()
 
 
+@pytest.mark.slow
 def test_engines_register_in_redis_and_survive_its_restart(tmp_path: Path) -> None:
     @async_test
     async def check() -> None:

@@ -172,6 +172,7 @@ def test_both_families_of_engines_find_their_names(
     dealer.close(linger=0)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_cannot_be_had_is_a_clear_error(start_store: StartStore) -> None:
     store = start_store(*EVENTS)
     taken = store.ready["events_endpoint"]

@@ -344,6 +344,7 @@ def test_admin_answers_in_the_usual_forms(start_store: StartStore) -> None:
     assert store.stats()[metrics.WRITTEN_BYTES_TOTAL] == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

@@ -154,6 +154,7 @@ def test_a_store_can_be_stopped_in_the_middle_of_a_check(start_store: StartStore
     assert store.stop() == 0
 
 
+@pytest.mark.slow
 def test_top_shows_what_happens(start_store: StartStore, capsys: Capture) -> None:
     store = start_store()
     client = store.connect()

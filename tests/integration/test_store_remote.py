@@ -229,6 +229,7 @@ def test_an_object_store_that_speaks_s3(start_store: StartStore, short_dir: Path
         assert store.stop() == 0
 
 
+@pytest.mark.slow
 def test_bad_remotes_are_explained(start_store: StartStore) -> None:
     for level, complaint in (
         ({"level": "remote"}, "needs a `url`"),

@@ -202,6 +202,7 @@ def test_a_full_ssd_forgets_the_oldest_and_takes_what_comes(start_store: StartSt
     check_all(client, newest)
 
 
+@pytest.mark.slow
 def test_bad_levels_are_explained(start_store: StartStore, short_dir: Path) -> None:
     for level, complaint in (
         ({"level": "tape"}, "level 'tape' is not one of gpu, cpu, ssd, remote"),

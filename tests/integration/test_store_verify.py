@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.store_harness import StartStore
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
@@ -17,6 +19,7 @@ def verify(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_every_checksum_is_checked_and_what_is_corrupt_is_dropped(
     start_store: StartStore, short_dir: Path
 ) -> None:

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -73,4 +74,4 @@ class TierAgainstDict(RuleBasedStateMachine):
 TierAgainstDict.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestTierAgainstDict = TierAgainstDict.TestCase
+TestTierAgainstDict = pytest.mark.slow(TierAgainstDict.TestCase)
