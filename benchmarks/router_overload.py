@@ -23,6 +23,7 @@ measures others.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -41,10 +42,14 @@ from kvcore.config import read_file
 from kvcore.errors import ConfigError
 from router.core.settings import Settings
 
+_WIDTH_IN_A_PIPE = 120
+
 
 def main(argv: list[str] | None = None) -> int:
     """1 when requests failed, or when early or predictive prefilled in vain; 2 for what cannot be run."""
     args = _parser().parse_args(argv)
+    # A plain exit runs the clean-up that ends every process started here.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         plan = _plan(args)
         turns = _run(plan, args.rounds)
@@ -52,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"router_overload: {error}", file=sys.stderr)
         return 2
     totals = [added([turn for turn in turns if turn.admission == name]) for name in ADMISSIONS]
-    Console().print(_table(plan, totals))
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE)
+    console.print(_table(plan, totals))
     if args.json:
         document = {
             "plan": msgspec.to_builtins(plan),
