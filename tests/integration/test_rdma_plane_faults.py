@@ -220,7 +220,8 @@ def test_what_a_vanished_client_still_has_on_the_wire_reaches_nothing(
         pair.device.pairs[pair.number] = pair
         pair.is_broken = False
         fabric.execute((pair, chain))
-        del pair.device.pairs[pair.number]
+        # Perhaps the client's own thread has just closed it.
+        pair.device.pairs.pop(pair.number, None)
     assert all(other.get(key) == value for key, value in values.items())
 
 
