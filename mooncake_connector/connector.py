@@ -20,7 +20,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError
-from kvcore.transport.protocol import planes_of
 from mooncake_connector import compat
 from mooncake_connector.config import ConnectorConfig, connector_config
 from mooncake_connector.log import get_logger
@@ -230,17 +229,8 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
 
 def _make_store(config: ConnectorConfig, name: str, *, moves_blocks: bool) -> StoreClient:
     """Waits for the first attempt, so that a store that refuses us is named; one that is not there is not."""
-    planes = planes_of(config.protocol, config.planes)
+    options = config.client_options()
     if not moves_blocks:
         # Who only asks has no use for queue pairs.
-        planes = tuple(plane for plane in planes if plane != "rdma")
-    return StoreClient.connect(
-        config.store_address,
-        token=config.store_token,
-        planes=planes,
-        device_name=config.device_name,
-        client_name=name,
-        tls_ca=config.store_tls_ca,
-        tls_cert=config.store_tls_cert,
-        tls_key=config.store_tls_key,
-    )
+        options["planes"] = tuple(plane for plane in options["planes"] if plane != "rdma")
+    return StoreClient.connect(config.store_address, client_name=name, **options)

@@ -8,7 +8,7 @@ import msgspec
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError, RequestRefused
 from kvcore.guard import Guard
-from kvcore.transport.protocol import device_of_rank, planes_of
+from kvcore.transport.protocol import device_of_rank
 from sglang_hicache_backend.config import BackendConfig, backend_config
 from sglang_hicache_backend.hits import POLICIES, Restorable
 from sglang_hicache_backend.keys import KV_POOL, EngineFacts, PoolFacts, RankFacts
@@ -155,15 +155,7 @@ class Attachment:
 def open_client(config: BackendConfig, client_name: str) -> StoreClient:
     """Waits for the first attempt to connect, two seconds at most, so that the first prompts find what is
     stored; without a store it goes on in the background."""
-    options: dict[str, Any] = {
-        "token": config.store_token,
-        "planes": planes_of(config.protocol, config.planes),
-        "device_name": config.device_name,
-        "client_name": client_name,
-        "tls_ca": config.store_tls_ca,
-        "tls_cert": config.store_tls_cert,
-        "tls_key": config.store_tls_key,
-    }
+    options = {**config.client_options(), "client_name": client_name}
     try:
         return StoreClient.connect(config.store_address, **options)
     except RequestRefused:

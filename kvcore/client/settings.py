@@ -1,9 +1,11 @@
 """What every engine plugin is told about its store. Each plugin's configuration adds its own keys."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from kvcore.transport.protocol import planes_of
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,3 +35,14 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(description="identity of the weights; empty: revision, or a digest of the checkpoint's files"),
     ] = ""
+
+    def client_options(self) -> dict[str, Any]:
+        """For StoreClient, besides the address and the client's name. ConfigError for an unknown protocol."""
+        return {
+            "token": self.store_token,
+            "planes": planes_of(self.protocol, self.planes),
+            "device_name": self.device_name,
+            "tls_ca": self.store_tls_ca,
+            "tls_cert": self.store_tls_cert,
+            "tls_key": self.store_tls_key,
+        }

@@ -3,8 +3,8 @@
 import collections
 import contextlib
 
-from kvcore.transport.channel import Channel
-from kvcore.wire.messages import Release
+from kvcore.transport.channel import Call, Channel
+from kvcore.wire.messages import Acquire, Release
 
 # How much of the pool an idle client may hold on to, in how many leases, and how long these last.
 MAX_LINGERING_BYTES = 16 << 20
@@ -26,6 +26,17 @@ class EndedLeases:
         """How long to ask for when so much is to be read."""
         lingers = size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
         return min(self._lease_ms, LINGERING_LEASE_MS) if lingers else self._lease_ms
+
+    def acquire(
+        self, keys: list[bytes], lease_ms: int, layer_begin: int, layer_end: int, wait_ms: int, stall_s: float
+    ) -> Call:
+        """Starts an Acquire, which tells the store of those that have ended."""
+        return self._channel.start(
+            Acquire,
+            (keys, lease_ms, layer_end, wait_ms, layer_begin, self.take()),
+            stall_s=stall_s,
+            wait_s=wait_ms / 1e3,
+        )
 
     def end(self, lease: int, size_bytes: int) -> None:
         lingers = 0 < size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES

@@ -8,7 +8,7 @@ from kvcore.layout import as_views, total_bytes
 from kvcore.transport.base import Buffer, ReadBatch, WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import layer_checksums
-from kvcore.wire.messages import ErrorReply, Grant, Status, StatusReply
+from kvcore.wire.messages import Abort, ErrorReply, Grant, ReserveReply, Status, StatusReply
 
 # Says where the `size_bytes` bytes of the index-th key go; None: nowhere, the size does not fit.
 Sink = Callable[[int, int], Sequence[memoryview] | None]
@@ -80,6 +80,22 @@ class PartsTransfer:
             self._finished = True
             self._observe(self._statuses, size_bytes)
         return list(self._statuses)
+
+
+def grants_of(
+    channel: Channel, keys: list[bytes], outcome: Outcome
+) -> tuple[list[Status], dict[int, list[int]]]:
+    """What became of a Reserve: one status a key, and by position the extents of those that may be written.
+    One that nobody waits for any more is taken back."""
+    if not isinstance(outcome, ReserveReply) or len(outcome.grants) != len(keys):
+        if outcome is Status.TIMED_OUT:
+            channel.forget(Abort, (keys,))
+        return [failure_of(outcome)] * len(keys), {}
+    statuses = [status_of(grant.status) for grant in outcome.grants]
+    extents = {
+        index: outcome.grants[index].extents for index, status in enumerate(statuses) if status is Status.OK
+    }
+    return statuses, extents
 
 
 class FinishedTransfer:

@@ -13,7 +13,7 @@ from kvcore.transport.rdma_mover import Move
 from kvcore.transport.rdma_pieces import Plan
 from kvcore.transport.tcp import ReadPart
 from kvcore.transport.verbs import Opcode
-from kvcore.wire.messages import Acquire, AcquireReply, Grant, Release, Remove, Status
+from kvcore.wire.messages import AcquireReply, Grant, Release, Remove, Status
 
 if TYPE_CHECKING:
     from kvcore.transport.rdma import RdmaTransport
@@ -75,19 +75,8 @@ class RdmaReadPart:
         return self._statuses
 
     def _acquire(self, wait_ms: int) -> Call:
-        return self._plane.channel.start(
-            Acquire,
-            (
-                self._keys,
-                self._lease_ms,
-                self._layer_end,
-                wait_ms,
-                self._layer_begin,
-                self._plane.leases.take(),
-            ),
-            stall_s=self._plane.timeout_s,
-            wait_s=wait_ms / 1e3,
-        )
+        plane, layers = self._plane, (self._layer_begin, self._layer_end)
+        return plane.leases.acquire(self._keys, self._lease_ms, *layers, wait_ms, plane.timeout_s)
 
     def _begin(self, call: Call, outcome: Outcome) -> None:
         """Posts what has been granted. When the lease is over already it asks again, now without waiting."""

@@ -16,15 +16,14 @@ from kvcore.transport.parts import (
     CommitPart,
     Reservation,
     WriteRun,
-    failure_of,
+    grants_of,
     moved_bytes,
-    status_of,
     statuses_of,
 )
 from kvcore.transport.rdma_mover import Move
 from kvcore.transport.rdma_pieces import Plan
 from kvcore.transport.verbs import Opcode
-from kvcore.wire.messages import Abort, Commit, Reserve, ReserveReply, Status, Write
+from kvcore.wire.messages import Abort, Commit, Reserve, Status, Write
 
 if TYPE_CHECKING:
     from kvcore.transport.rdma import RdmaTransport
@@ -138,16 +137,10 @@ class RdmaPutPart:
 
     def finish(self, deadline: float) -> list[Status]:
         channel = self._plane.channel
-        outcome = channel.wait(self._call, deadline)
-        if not isinstance(outcome, ReserveReply) or len(outcome.grants) != len(self._keys):
-            if outcome is Status.TIMED_OUT:
-                channel.forget(Abort, (self._keys,))
-            return [failure_of(outcome)] * len(self._keys)
-        statuses = [status_of(grant.status) for grant in outcome.grants]
-        granted = [index for index, status in enumerate(statuses) if status is Status.OK]
-        if granted:
-            extents = [outcome.grants[index].extents for index in granted]
-            for index, status in zip(granted, self._write(granted, extents, deadline), strict=True):
+        statuses, extents = grants_of(channel, self._keys, channel.wait(self._call, deadline))
+        if extents:
+            written = self._write(list(extents), list(extents.values()), deadline)
+            for index, status in zip(extents, written, strict=True):
                 statuses[index] = status
         self.moved_bytes = moved_bytes(statuses, self._sizes_bytes)
         return statuses

@@ -26,6 +26,7 @@ from kvcore.transport.parts import (
     WriteRun,
     cut,
     failure_of,
+    grants_of,
     moved_bytes,
     plan_write,
     status_of,
@@ -35,14 +36,12 @@ from kvcore.transport.pool_view import ObjectView, open_view
 from kvcore.transport.tcp import TcpTransport
 from kvcore.wire.messages import (
     Abort,
-    Acquire,
     AcquireReply,
     Commit,
     Grant,
     Release,
     Remove,
     Reserve,
-    ReserveReply,
     Status,
 )
 
@@ -96,19 +95,8 @@ class AcquirePart:
                 channel.forget(Remove, (self._corrupt,))
 
     def _acquire(self, wait_ms: int) -> Call:
-        return self._plane.channel.start(
-            Acquire,
-            (
-                self._keys,
-                self._lease_ms,
-                self._layer_end,
-                wait_ms,
-                self._layer_begin,
-                self._plane.leases.take(),
-            ),
-            stall_s=self._plane.timeout_s,
-            wait_s=wait_ms / 1e3,
-        )
+        plane, layers = self._plane, (self._layer_begin, self._layer_end)
+        return plane.leases.acquire(self._keys, self._lease_ms, *layers, wait_ms, plane.timeout_s)
 
     def _lease_ends(self) -> float:
         return safe_end_s(self.call.sent_at, self._lease_ms)
@@ -171,27 +159,22 @@ class PutPart:
 
     def finish(self, outcome: Outcome, deadline: float) -> list[Status]:
         channel = self._plane.channel
-        if not isinstance(outcome, ReserveReply) or len(outcome.grants) != len(self._keys):
-            if outcome is Status.TIMED_OUT:
-                channel.forget(Abort, (self._keys,))
-            return [failure_of(outcome)] * len(self._keys)
-        statuses = [status_of(grant.status) for grant in outcome.grants]
-        granted = [index for index, status in enumerate(statuses) if status is Status.OK]
-        sums = RunningSums([self._values[index] for index in granted]) if self._plane.checksums else None
+        statuses, extents = grants_of(channel, self._keys, outcome)
+        sums = RunningSums([self._values[index] for index in extents]) if self._plane.checksums else None
         with self._plane.mapping.using() as pool:
-            for index in granted:
+            for index in extents:
                 size_bytes = self._sizes_bytes[index]
-                spans = pool and spans_within(outcome.grants[index].extents, 0, size_bytes, len(pool))
+                spans = pool and spans_within(extents[index], 0, size_bytes, len(pool))
                 if not pool or not spans:
-                    channel.forget(Abort, ([self._keys[index] for index in granted],))
+                    channel.forget(Abort, ([self._keys[index] for index in extents],))
                     return [Status.UNAVAILABLE] * len(self._keys)
                 copy_to_pool(pool, spans, self._values[index], sums)
-        if granted:
-            keys = [self._keys[index] for index in granted]
+        if extents:
+            keys = [self._keys[index] for index in extents]
             fields = (keys, 0, 1, sums.sums if sums is not None else [])
             call = channel.start(Commit, fields, stall_s=self._plane.timeout_s)
-            committed = statuses_of(channel.wait(call, deadline), len(granted))
-            for index, status in zip(granted, committed, strict=True):
+            committed = statuses_of(channel.wait(call, deadline), len(extents))
+            for index, status in zip(extents, committed, strict=True):
                 statuses[index] = status
         self.moved_bytes = moved_bytes(statuses, self._sizes_bytes)
         return statuses
