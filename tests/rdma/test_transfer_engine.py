@@ -83,10 +83,12 @@ def data() -> np.ndarray:
     return np.frombuffer(np.random.default_rng(1).bytes(SIZE), np.uint8).copy()
 
 
-def test_both_wires_carry_a_transfer(data: np.ndarray) -> None:
+def test_both_wires_carry_a_transfer(data: np.ndarray, faults: Faults) -> None:
     with peers(1, SIZE) as there, open_engine() as engine:
         engine.register_local_memory(data)
         segment = engine.open_segment(there.addresses[0])
+        # A long way, or the wire connected first may have carried all before the other one is.
+        faults.delay(20)
         batch = engine.submit_transfer([whole(engine, data, segment, Direction.WRITE)])
         assert engine.wait(batch, WAIT_MS)[0].state is TransferState.COMPLETED
         assert there.digests() == [hashlib.sha256(data).hexdigest()]
