@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from kvcore import metrics
 from kvcore.transport.checksums import is_corrupt
-from kvcore.wire.messages import VerifyReply
-from store_server.cold import SsdColdTier
+from kvcore.wire.messages import CheckedLevel, Tier, VerifyReply
+from store_server.cold_levels import ColdLevels
 from store_server.core.objects import StoredObject
 from store_server.core.spans import layer_spans
 from store_server.core.store import Store
 from store_server.payload import PayloadViews
+from store_server.remote.check import RemoteCheck
 
 logger = logging.getLogger(__name__)
 
@@ -24,56 +25,91 @@ class _Stopped(Exception):
 
 
 class Checker:
-    """One check at a time, in a worker thread, so that everybody else is served meanwhile. Corrupt objects
-    are dropped: a miss is better than wrong bytes."""
+    """One check at a time, of DRAM, SSD and remote at once. Bytes are read in worker threads, so that
+    everybody else is served meanwhile. Corrupt objects are dropped: a miss is better than wrong bytes."""
 
-    def __init__(self, store: Store, cold: SsdColdTier | None, views: PayloadViews) -> None:
+    def __init__(self, store: Store, cold: ColdLevels | None, views: PayloadViews) -> None:
         self._store = store
-        self._cold = cold
+        self._ssd = cold.ssd if cold is not None else None
+        self._remote = cold.remote if cold is not None else None
         self._views = views
         self._task: asyncio.Task[None] | None = None
+        self._remote_task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._num_objects = self._num_checked = self._num_corrupt = self._num_unchecked = 0
-        self._num_on_ssd = 0
+        self._num_ssd_objects = self._num_ssd_checked = self._num_ssd_corrupt = 0
+        self._of_remote: RemoteCheck | None = None
+        self._trouble = ""
 
-    def start(self) -> None:
-        """Begins a check unless one is running."""
+    def start(self, remote_bytes_per_s: int) -> None:
+        """Begins a check unless one is running. 0: not of the remote."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._check())
+            self._num_checked = self._num_corrupt = self._num_unchecked = 0
+            self._num_ssd_checked = self._num_ssd_corrupt = 0
+            keys = [obj.key for obj in self._store.catalog.by_key.values() if obj.is_sealed]
+            self._num_objects = len(keys)
+            self._num_ssd_objects = len(self._ssd) if self._ssd is not None else 0
+            self._of_remote, self._trouble = None, ""
+            if self._remote is not None and remote_bytes_per_s:
+                self._of_remote, self._trouble = self._remote.check(), self._remote.trouble
+            self._task = asyncio.get_running_loop().create_task(self._check(keys, remote_bytes_per_s))
 
     def report(self) -> VerifyReply:
-        return VerifyReply(
-            0,
-            self._task is not None,
-            self._num_objects,
-            self._num_checked + self._num_on_ssd,
-            self._num_corrupt,
-            self._num_unchecked,
-        )
+        levels = [CheckedLevel(Tier.DRAM, self._num_objects, self._num_checked, self._num_corrupt)]
+        if self._ssd is not None:
+            levels.append(
+                CheckedLevel(Tier.SSD, self._num_ssd_objects, self._num_ssd_checked, self._num_ssd_corrupt)
+            )
+        remote, trouble = self._of_remote, self._trouble
+        if remote is not None:
+            levels.append(
+                CheckedLevel(
+                    Tier.REMOTE, remote.num_objects, remote.num_done, remote.num_corrupt, remote.num_unread
+                )
+            )
+            if remote.num_unread and not trouble:
+                trouble = f"the remote does not give them ({remote.last_failure})"
+        return VerifyReply(0, self._task is not None, levels, self._num_unchecked, trouble)
 
     async def cancel(self) -> None:
-        """Returns when no thread reads the pool or the SSD any more."""
+        """Returns when no thread reads the pool or the SSD any more, and nothing is asked of the remote."""
         self._is_stopping = True
+        if self._remote_task is not None:
+            self._remote_task.cancel()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _check(self) -> None:
-        self._num_checked = self._num_corrupt = self._num_unchecked = self._num_on_ssd = 0
+    async def _check(self, keys: Sequence[bytes], remote_bytes_per_s: int) -> None:
+        remote_task: asyncio.Task[None] | None = None
+        if self._of_remote is not None:
+            remote_task = asyncio.get_running_loop().create_task(self._of_remote.run(remote_bytes_per_s))
+        self._remote_task = remote_task
         try:
-            keys = [obj.key for obj in self._store.catalog.by_key.values() if obj.is_sealed]
-            self._num_objects = len(keys) + (len(self._cold) if self._cold is not None else 0)
             await self._check_dram(keys)
-            if self._cold is not None and not self._is_stopping:
-                num_on_ssd, corrupt = await asyncio.to_thread(self._cold.verify, self._on_ssd_progress)
-                self._num_on_ssd = num_on_ssd
-                self._num_corrupt += len(corrupt)
+            if self._ssd is not None and not self._is_stopping:
+                self._num_ssd_objects, corrupt = await asyncio.to_thread(
+                    self._ssd.verify, self._on_ssd_progress
+                )
+                self._num_ssd_checked = self._num_ssd_objects
+                self._num_ssd_corrupt = len(corrupt)
+            if remote_task is not None:
+                await asyncio.wait({remote_task})
         except _Stopped:
-            return
+            pass
         finally:
-            self._task = None
+            if remote_task is not None:
+                remote_task.cancel()
+                await asyncio.gather(remote_task, return_exceptions=True)
+            self._task = self._remote_task = None
+            report = self.report()
             logger.info(
                 "objects checked",
-                extra={"objects": self._num_checked + self._num_on_ssd, "corrupt": self._num_corrupt},
+                extra={
+                    "objects": report.num_done,
+                    "corrupt": report.num_corrupt,
+                    "unread": sum(level.num_unread for level in report.levels),
+                    "trouble": report.trouble,
+                },
             )
 
     async def _check_dram(self, keys: Sequence[bytes]) -> None:
@@ -115,6 +151,6 @@ class Checker:
 
     def _on_ssd_progress(self, done: int, total: int) -> None:
         """In the worker thread."""
-        self._num_on_ssd = done
+        self._num_ssd_checked = done
         if self._is_stopping:
             raise _Stopped

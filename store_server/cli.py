@@ -97,13 +97,19 @@ def make_parser() -> argparse.ArgumentParser:
     top = asking("top", _top, "hit rate, bytes by tier, throughput, evictions, clients, as they change")
     top.add_argument("--interval", type=float, default=1.0, help="seconds between views (default: 1)")
     top.add_argument("--count", type=int, default=0, help="views to show, 0: until Ctrl-C (default: 0)")
-    verify = asking("verify", _verify, "check every checksum, in DRAM and on SSD; what is corrupt is dropped")
+    verify = asking("verify", _verify, "check every checksum, on all levels; what is corrupt is dropped")
     verify.add_argument(
         "paths",
         nargs="*",
         type=Path,
         metavar="PATH",
         help="SSD paths of a stopped store, instead of a running one",
+    )
+    verify.add_argument(
+        "--remote-rate",
+        default="100mb",
+        metavar="SIZE",
+        help="how much of the remote level is read in a second, 0: leave it out (default: %(default)s)",
     )
     drain = asking("drain", _drain, "take no new objects and save DRAM to SSD; readers are still served")
     drain.add_argument("--stop", action="store_true", help="end the store when it is done")
@@ -199,7 +205,7 @@ def _verify(args: argparse.Namespace) -> None:
     from store_server import commands
 
     with _connected(args) as client:
-        commands.verify(client, as_json=args.json)
+        commands.verify(client, remote_rate=args.remote_rate, as_json=args.json)
 
 
 def _drain(args: argparse.Namespace) -> None:

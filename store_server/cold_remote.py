@@ -13,6 +13,7 @@ from store_server.core.store import Store
 from store_server.core.tiering import Acceptance, ColdObject
 from store_server.remote import RemoteConfig, RemoteTier
 from store_server.remote.backend import make_backend
+from store_server.remote.check import RemoteCheck
 from store_server.remote.index import BYTES_PER_KEY
 from store_server.ssd import Dropped, Loaded, ReadRequest, WriteRequest, Written
 
@@ -81,6 +82,15 @@ class RemoteColdTier:
 
     def stats(self) -> dict[str, float]:
         return {REMOTE_PREFIX + name: value for name, value in self._tier.stats().items()}
+
+    def check(self) -> RemoteCheck:
+        """Of all that is known to be there now, to be run."""
+        return self._tier.check()
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be said what is there; "" when it can."""
+        return self._tier.trouble
 
     @property
     def is_available(self) -> bool:

@@ -22,10 +22,11 @@ from kvcore.metrics import (
     POOL_USED_BYTES,
 )
 from kvcore.units import format_size, parse_size_bytes
-from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Tier
+from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Tier, VerifyReply
 
 _PAGE = 1000
 _POLL_S = 0.2
+_PLACES = {Tier.DRAM: "in DRAM", Tier.SSD: "on SSD", Tier.REMOTE: "on the remote"}
 R = TypeVar("R")
 
 
@@ -119,25 +120,52 @@ def drain(client: StoreClient, *, stop: bool, as_json: bool) -> None:
         print("drained" + (f", {reply.num_refused} objects are in DRAM only" if reply.num_refused else ""))
 
 
-def verify(client: StoreClient, *, as_json: bool) -> None:
-    """Returns when everything is checked. KVError when something was corrupt."""
-    reply = _answered(client.verify(start=True))
+def verify(client: StoreClient, *, remote_rate: str, as_json: bool) -> None:
+    """Returns when everything is checked. `remote_rate`: how much of the remote is read in a second. KVError
+    when something was corrupt, or could not be read."""
+    reply = _answered(client.verify(start=True, remote_bytes_per_s=parse_size_bytes(remote_rate)))
     with tqdm(unit=" objects", desc="verifying", total=reply.num_objects, disable=None) as bar:
         while reply.is_running:
             bar.total = reply.num_objects
             bar.update(reply.num_done - bar.n)
             time.sleep(_POLL_S)
             reply = _answered(client.verify())
+        bar.update(reply.num_done - bar.n)
+    num_unread = sum(level.num_unread for level in reply.levels)
     if as_json:
-        fields = ("num_done", "num_corrupt", "num_unchecked")
-        print(json.dumps({name: getattr(reply, name) for name in fields}))
+        print(json.dumps(_check_as_dict(reply, num_unread)))
     else:
+        by_level = ", ".join(f"{level.num_objects} {_PLACES[Tier(level.tier)]}" for level in reply.levels)
         print(
-            f"{reply.num_done} objects checked, {reply.num_corrupt} corrupt"
+            f"{reply.num_done - num_unread} objects checked ({by_level}), {reply.num_corrupt} corrupt"
             + (f", {reply.num_unchecked} have no checksums" if reply.num_unchecked else "")
         )
+    complaints = []
     if reply.num_corrupt:
-        raise KVError(f"{reply.num_corrupt} objects were corrupt and are dropped")
+        complaints.append(f"{reply.num_corrupt} objects were corrupt and are dropped")
+    if num_unread:
+        complaints.append(f"{num_unread} objects on the remote could not be read")
+    if reply.trouble:
+        complaints.append(reply.trouble)
+    if complaints:
+        raise KVError("; ".join(complaints))
+
+
+def _check_as_dict(reply: VerifyReply, num_unread: int) -> dict[str, Any]:
+    levels = {
+        Tier(level.tier).name.lower(): {
+            name: getattr(level, name) for name in level.__struct_fields__ if name != "tier"
+        }
+        for level in reply.levels
+    }
+    return {
+        "num_done": reply.num_done,
+        "num_corrupt": reply.num_corrupt,
+        "num_unread": num_unread,
+        "num_unchecked": reply.num_unchecked,
+        "trouble": reply.trouble,
+        "levels": levels,
+    }
 
 
 def _answered(answer: R | None) -> R:

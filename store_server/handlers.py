@@ -90,6 +90,10 @@ def _change_replica(connection: "StoreConnection", request: m.ChangeReplica, now
     return connection.server.replicas.change(request, connection.send)
 
 
+def _copy_from(connection: "StoreConnection", request: m.CopyFrom, now: float) -> m.Reply | None:
+    return connection.server.copies.copy(request, connection.client, connection.send)
+
+
 def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.StatsReply:
     server, client = connection.server, connection.client
     return m.StatsReply(
@@ -127,8 +131,12 @@ def _drain(connection: "StoreConnection", request: m.Drain, now: float) -> m.Dra
 def _verify(connection: "StoreConnection", request: m.Verify, now: float) -> m.VerifyReply:
     _check_operator(connection)
     checker = connection.server.checker
+    if request.remote_bytes_per_s < 0:
+        raise RequestRefused(
+            m.ErrorCode.BAD_REQUEST, "the remote cannot be read at less than 0 bytes a second"
+        )
     if request.start:
-        checker.start()
+        checker.start(request.remote_bytes_per_s)
     return msgspec.structs.replace(checker.report(), id=request.id)
 
 
@@ -149,6 +157,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Remove: lambda conn, request, now: conn.server.store.upkeep.remove(request),
     m.Evict: _evict,
     m.ChangeReplica: _change_replica,
+    m.CopyFrom: _copy_from,
     m.ListKeys: _list_keys,
     m.Stats: _stats,
     m.Drain: _drain,

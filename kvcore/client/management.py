@@ -161,9 +161,12 @@ class Management:
         outcome = self._ask(m.Drain, stop)
         return outcome if isinstance(outcome, m.DrainReply) else None
 
-    def verify(self, *, start: bool = False) -> m.VerifyReply | None:
-        """Has every checksum checked (`start`); ask again for how far it is. None: no answer."""
-        outcome = self._ask(m.Verify, start)
+    def verify(
+        self, *, start: bool = False, remote_bytes_per_s: int = m.REMOTE_CHECK_BYTES_PER_S
+    ) -> m.VerifyReply | None:
+        """Has every checksum checked (`start`), on the remote not faster than that (0: not there); ask again
+        for how far it is. None: no answer."""
+        outcome = self._ask(m.Verify, start, remote_bytes_per_s)
         return outcome if isinstance(outcome, m.VerifyReply) else None
 
     # ---- inside ----------------------------------------------------------------------------------------

@@ -95,21 +95,49 @@ class DrainReply(Message, frozen=True, array_like=True, tag=50):
     num_refused: int
 
 
+REMOTE_CHECK_BYTES_PER_S = 100 << 20
+
+
 class Verify(Message, frozen=True, array_like=True, tag=51):
-    """Check the bytes of every object, on SSD too, against its checksums; what is corrupt is dropped.
-    Answered at once, by VerifyReply. `start` False only asks how far it is."""
+    """Check the bytes of every object, on all levels, against its checksums; what is corrupt is dropped.
+    Answered at once, by VerifyReply. `start` False only asks how far it is. `remote_bytes_per_s` bounds how
+    fast the remote is read, of which others may want something too; 0 leaves it out."""
 
     start: bool = False
+    remote_bytes_per_s: int = REMOTE_CHECK_BYTES_PER_S
+
+
+class CheckedLevel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`num_done` includes those that turned out corrupt and those that could not be read."""
+
+    tier: int
+    num_objects: int
+    num_done: int = 0
+    num_corrupt: int = 0
+    num_unread: int = 0
 
 
 class VerifyReply(Message, frozen=True, array_like=True, tag=52):
-    """`num_unchecked` of those done had no checksums from their writer."""
+    """`num_unchecked` of those done had no checksums from their writer. `trouble`: why a level could not be
+    checked, or not to its end, for people; "" when there was none. An object counts on each level that holds
+    it."""
 
     is_running: bool
-    num_objects: int
-    num_done: int
-    num_corrupt: int
+    levels: list[CheckedLevel]
     num_unchecked: int
+    trouble: str = ""
+
+    @property
+    def num_objects(self) -> int:
+        return sum(level.num_objects for level in self.levels)
+
+    @property
+    def num_done(self) -> int:
+        return sum(level.num_done for level in self.levels)
+
+    @property
+    def num_corrupt(self) -> int:
+        return sum(level.num_corrupt for level in self.levels)
 
 
 class Describe(Message, frozen=True, array_like=True, tag=53):

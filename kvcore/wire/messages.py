@@ -19,7 +19,9 @@ from kvcore.wire.direct import DisconnectQueuePair as DisconnectQueuePair
 from kvcore.wire.direct import QueuePairAddress as QueuePairAddress
 from kvcore.wire.direct import RdmaOffer as RdmaOffer
 from kvcore.wire.direct import ShmOffer as ShmOffer
+from kvcore.wire.managing import REMOTE_CHECK_BYTES_PER_S as REMOTE_CHECK_BYTES_PER_S
 from kvcore.wire.managing import ChangeReplica as ChangeReplica
+from kvcore.wire.managing import CheckedLevel as CheckedLevel
 from kvcore.wire.managing import Describe as Describe
 from kvcore.wire.managing import DescribeReply as DescribeReply
 from kvcore.wire.managing import Drain as Drain

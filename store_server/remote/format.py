@@ -20,6 +20,7 @@ from store_server.ssd.aligned import copy_bytes
 MAGIC = b"MKVREMO1"
 _HEAD = struct.Struct("<8sQHIQ")
 _SUM_END = 16  # of magic and checksum, which the checksum does not cover
+_WRONG_SIZE = "not an object of this key's size"
 _SEGMENT_DIGITS = 200  # file names may have 255 bytes, keys 255 of their own
 
 
@@ -59,22 +60,39 @@ def encode(key: bytes, num_layers: int, views: Sequence[memoryview], checksums: 
 def decode_into(data: memoryview, key: bytes, views: Sequence[memoryview]) -> list[int]:
     """Copies the payload to `views` and returns the checksum of each layer. CorruptObject when anything is
     not as it was written; the views may hold anything then."""
+    payload, sums = _parse(data, key)
+    if len(payload) != sum(map(len, views)):
+        raise CorruptObject(_WRONG_SIZE)
+    position = 0
+    for view in views:
+        copy_bytes(view, payload[position : position + len(view)])
+        position += len(view)
+    # Of what has been copied: the memory of the answer could change as well.
+    _compare(sums, views)
+    return sums
+
+
+def check(data: memoryview, key: bytes) -> None:
+    """CorruptObject when anything is not as it was written."""
+    payload, sums = _parse(data, key)
+    _compare(sums, [payload])
+
+
+def _parse(data: memoryview, key: bytes) -> tuple[memoryview, list[int]]:
+    """The payload, not yet compared with the checksums of its layers."""
     if len(data) < _HEAD.size:
         raise CorruptObject(f"{len(data)} bytes are no object")
     magic, head_sum, key_bytes, num_layers, size_bytes = _HEAD.unpack_from(data)
     payload_at = _HEAD.size + key_bytes + 8 * num_layers
-    if magic != MAGIC or payload_at + size_bytes != len(data) or size_bytes != sum(map(len, views)):
-        raise CorruptObject("not an object of this key's size")
+    if magic != MAGIC or payload_at + size_bytes != len(data):
+        raise CorruptObject(_WRONG_SIZE)
     if xxhash.xxh3_64_intdigest(data[_SUM_END:payload_at]) != head_sum:
         raise CorruptObject("its header has changed")
     if data[_HEAD.size : _HEAD.size + key_bytes] != key:
         raise CorruptObject("an object of another key")
-    position = payload_at
-    for view in views:
-        copy_bytes(view, data[position : position + len(view)])
-        position += len(view)
-    sums = list(struct.unpack_from(f"<{num_layers}Q", data, _HEAD.size + key_bytes))
-    # Of what has been copied: the memory of the answer could change as well.
-    if differs(sums, layer_checksums(views, num_layers)):
+    return data[payload_at:], list(struct.unpack_from(f"<{num_layers}Q", data, _HEAD.size + key_bytes))
+
+
+def _compare(sums: Sequence[int], views: Sequence[memoryview]) -> None:
+    if differs(sums, layer_checksums(views, len(sums))):
         raise CorruptObject("its payload has changed")
-    return sums

@@ -21,6 +21,7 @@ class Guard:
         self._breaker = Breaker()
         self.opened = asyncio.Event()
         self.num_failures = 0
+        self.last_failure = ""
         self._abandoned: set[asyncio.Future[Any]] = set()
 
     @property
@@ -66,6 +67,7 @@ class Guard:
 
     def _failed(self, reason: str) -> RemoteFailure:
         self.num_failures += 1
+        self.last_failure = reason
         if self._breaker.failed():
             self.opened.set()
             logger.error(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from kvcore.wire.messages import Status, Tier
 from store_server.core.tiering import Acceptance, ColdObject
 from store_server.remote.backend import RemoteBackend, RemoteFailure
+from store_server.remote.check import RemoteCheck
 from store_server.remote.config import RemoteConfig
 from store_server.remote.deletions import Deletions
 from store_server.remote.format import CorruptObject, decode_into, encode, name_of
@@ -167,6 +168,21 @@ class RemoteTier:
                 self._deletions.add(name_of(key, place.num_layers, place.size_bytes))
                 self._counters["deleted_objects"] += 1
 
+    def check(self) -> RemoteCheck:
+        """Of all that is known to be there now, to be run."""
+        return RemoteCheck(self._backend, self._guard, self._index, self._drop_corrupt, self._drop_gone)
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be said what is there; "" when it can."""
+        if self._guard.is_open:
+            return f"the remote is down ({self._guard.last_failure})"
+        if self._lister is None or not self._lister.num_listings:
+            return "the remote has not been listed yet" + (
+                f" ({self._guard.last_failure})" if self._guard.last_failure else "; ask again in a while"
+            )
+        return ""
+
     def poll(self) -> list[Outcome]:
         """What happened since the last call."""
         outcomes, self._outcomes = self._outcomes, []
@@ -223,17 +239,23 @@ class RemoteTier:
         except RemoteFailure:
             return Status.UNAVAILABLE, []
         if value is None:
-            self._index.remove(request.key)
-            self._tell(Dropped([request.key], "gone"))
+            self._drop_gone(request.key)
             return Status.MISSING, []
         try:
             return Status.OK, await asyncio.to_thread(decode_into, value, request.key, request.buffers)
         except CorruptObject as error:
-            logger.error("an object on the remote is corrupt", extra={"object": name, "reason": str(error)})
-            self._counters["corrupt"] += 1
-            self.remove([request.key])
-            self._tell(Dropped([request.key], "corrupt"))
+            self._drop_corrupt(request.key, name, str(error))
             return Status.CORRUPT, []
+
+    def _drop_gone(self, key: bytes) -> None:
+        self._index.remove(key)
+        self._tell(Dropped([key], "gone"))
+
+    def _drop_corrupt(self, key: bytes, name: str, reason: str) -> None:
+        logger.error("an object on the remote is corrupt", extra={"object": name, "reason": reason})
+        self._counters["corrupt"] += 1
+        self.remove([key])
+        self._tell(Dropped([key], "corrupt"))
 
     def _make_room(self, size_bytes: int) -> None:
         """Deletes what was used longest ago, as far as this store knows."""

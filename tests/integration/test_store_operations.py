@@ -142,7 +142,7 @@ def test_a_check_of_objects_without_checksums_says_so(start_store: StartStore, c
     store = start_store()
     store.connect().put([key(1)], [b"no checksum came with this"])
     assert ask(store, "verify") == 0
-    assert "1 objects checked, 0 corrupt, 1 have no checksums" in capsys.readouterr().out
+    assert "1 objects checked (1 in DRAM), 0 corrupt, 1 have no checksums" in capsys.readouterr().out
 
 
 def test_a_store_can_be_stopped_in_the_middle_of_a_check(start_store: StartStore, short_dir: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kvcore import metrics
 from kvcore.wire.messages import Exists, Lookup, LookupReply, Remove, Status, Tier
+from store_server.cli import main
 from tests.integration.store_harness import RawClient, StartStore, StoreProcess, eventually
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
@@ -241,3 +242,38 @@ def test_bad_remotes_are_explained(start_store: StartStore) -> None:
     ):
         with pytest.raises(AssertionError, match=complaint):
             start_store("--storage-levels", json.dumps([level]))
+
+
+def verify(store: StoreProcess, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    """Exit status, the report, and what was complained about."""
+    status = main(["verify", "--json", "--address", store.ready["address"]])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out), captured.err
+
+
+def test_a_check_reads_the_remote_and_says_when_it_cannot(
+    start_store: StartStore, short_dir: Path, valkey: ValkeyServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = start_store(*levels(valkey.url, timeout="5s"), pool_size=POOL)
+    put_slowly(store, store.connect(), range(NUM_OBJECTS))
+    eventually(lambda: store.stats()["remote_in_flight_bytes"] == 0)
+    status, sound, _ = verify(store, capsys)
+    assert status == 0 and sound["trouble"] == "" and sound["num_corrupt"] == 0
+    num_remote = sound["levels"]["remote"]["num_objects"]
+    assert sound["levels"]["remote"]["num_done"] == num_remote > NUM_OBJECTS // 3
+    assert sound["levels"]["dram"]["num_objects"] > 0 and "ssd" not in sound["levels"]
+
+    client = valkey.client()
+    (name,) = client.scan(count=1)[1][:1]
+    client.setrange(name, 5000, b"spoilt")
+    client.close()
+    status, damaged, complaint = verify(store, capsys)
+    assert status == 1 and "1 objects were corrupt" in complaint
+    assert damaged["levels"]["remote"]["num_corrupt"] == damaged["num_corrupt"] == 1
+
+    valkey.kill()
+    eventually(lambda: store.stats()["remote_available"] == 0)
+    status, down, complaint = verify(store, capsys)
+    assert status == 1 and down["num_unread"] == num_remote - 1 and "the remote is down" in complaint
+    left_out = ["verify", "--remote-rate", "0", "--address", store.ready["address"]]
+    assert main(left_out) == 0 and "on the remote" not in capsys.readouterr().out
