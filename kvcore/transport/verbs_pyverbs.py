@@ -5,7 +5,6 @@ Its calls never let other threads run, so none that waits is used. It frees a wo
 that stays ours, which makes requests reusable for other memory.
 """
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,80 +20,35 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 from kvcore.transport import verbs_sysfs
-from kvcore.transport.verbs import (
-    Completion,
-    CompletionQueue,
-    Opcode,
-    Operation,
-    PathOptions,
-    QueuePairAddress,
-    RdmaUnavailable,
-    Region,
+from kvcore.transport.verbs import Opcode, Operation, PathOptions, QueuePairAddress, Region
+from kvcore.transport.verbs_bound import (
+    BoundBinding,
+    BoundCompletionQueue,
+    BoundDevice,
+    BoundQueuePair,
 )
-from kvcore.transport.verbs_common import (
-    ACCESS_LOCAL,
-    ACCESS_REMOTE,
-    INLINE_BYTES,
-    RECEIVED_WITH_IMMEDIATE,
-    SEND_INLINE,
-    SEND_SIGNALED,
-    explain_registration,
-    new_packet_number,
-    port_of,
-    set_nonblocking,
-)
+from kvcore.transport.verbs_common import INLINE_BYTES, SEND_INLINE, SEND_SIGNALED
 
 _RELIABLE_CONNECTION = 2
 _channel_lock = threading.Lock()
 
 
-class PyRegion:
-    def __init__(self, region: Any, address: int, size_bytes: int) -> None:
-        self._region = region
-        self.address = address
-        self.size_bytes = size_bytes
-        self.local_key: int = region.lkey
-        self.remote_key: int = region.rkey
+class PyCompletionQueue(BoundCompletionQueue):
+    refusal = PyverbsError
 
-    def close(self) -> None:
-        with contextlib.suppress(PyverbsError):  # a device that has vanished took it along
-            self._region.close()
-
-
-class PyCompletionQueue:
     def __init__(self, context: Any, capacity: int) -> None:
-        self._channel, self.fd = _open_channel(context)
-        set_nonblocking(self.fd)
-        self.queue = CQ(context, capacity, None, self._channel, 0)
-
-    def poll(self, max_completions: int = 64) -> list[Completion]:
-        try:
-            _, found = self.queue.poll(max_completions)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"the completion queue is broken: {error}") from error
-        return [
-            Completion(
-                item.wr_id,
-                item.status,
-                item.imm_data if item.opcode == RECEIVED_WITH_IMMEDIATE and not item.status else None,
-            )
-            for item in found
-        ]
+        channel, fd = _open_channel(context)
+        super().__init__(channel, fd, CQ(context, capacity, None, channel, 0))
 
     def arm(self) -> None:
         self.queue.req_notify(0)
 
-    def take_event(self) -> None:
-        try:
-            self._channel.get_cq_event(self.queue)
-        except PyverbsError:
-            return
-        self.queue.ack_events(1)
+    def _poll(self, max_completions: int) -> list[Any]:
+        found: list[Any] = self.queue.poll(max_completions)[1]
+        return found
 
-    def close(self) -> None:
-        with contextlib.suppress(PyverbsError):
-            self.queue.close()
-            self._channel.close()
+    def _take_event(self) -> None:
+        self._channel.get_cq_event(self.queue)
 
 
 class PyChain:
@@ -149,163 +103,88 @@ class PyChain:
             self._entries.pop().close()
 
 
-class PyQueuePair:
-    def __init__(
-        self, device: "PyDevice", queue: Any, max_requests: int, max_receives: int, remote_access: bool
+class PyQueuePair(BoundQueuePair):
+    def _chain(self, capacity: int) -> PyChain:
+        return PyChain(capacity, self.max_inline_bytes)
+
+    def _connect(
+        self, peer: QueuePairAddress, options: PathOptions, gid_position: int, is_global: bool, mtu: int
     ) -> None:
-        self.max_requests = max_requests
-        self.max_inline_bytes = INLINE_BYTES
-        self._device = device
-        self._access = ACCESS_REMOTE if remote_access else ACCESS_LOCAL
-        self._packet_number = new_packet_number()
-        self._pair = device.create_pair(queue, max_requests, max_receives, INLINE_BYTES)
-        self.number: int = self._pair.qp_num
-
-    @property
-    def address(self) -> QueuePairAddress:
-        port = port_of(self._device.name)
-        return QueuePairAddress(
-            self.number, self._packet_number, port.gid.raw, port.lid, self._device.port().active_mtu
-        )
-
-    def chain(self, capacity: int) -> PyChain:
-        return PyChain(min(capacity, self.max_requests), self.max_inline_bytes)
-
-    def connect(self, peer: QueuePairAddress, options: PathOptions) -> None:
-        port = port_of(self._device.name)
         route = GlobalRoute(
             dgid=GID(peer.gid.hex(":", 2)),
-            sgid_index=port.gid.position,
+            sgid_index=gid_position,
             hop_limit=64,
             traffic_class=options.traffic_class,
         )
-        is_global = int(port.is_ethernet or port.gid.raw[:8] != peer.gid[:8])
         attributes = QPAttr(port_num=verbs_sysfs.PORT)
         attributes.qp_access_flags = self._access
         attributes.dest_qp_num = peer.number
-        attributes.path_mtu = min(self._device.port().active_mtu, peer.mtu)
+        attributes.path_mtu = mtu
         attributes.max_dest_rd_atomic = attributes.max_rd_atomic = self._device.max_reads
         attributes.min_rnr_timer = 12
         attributes.rq_psn, attributes.sq_psn = peer.packet_number, self._packet_number
         attributes.timeout = options.timeout_exponent
         attributes.retry_cnt = attributes.rnr_retry = options.retries
-        try:
-            attributes.ah_attr = AHAttr(
-                gr=route, is_global=is_global, dlid=peer.lid, port_num=verbs_sysfs.PORT
-            )
-            self._pair.to_init(attributes)
-            self._pair.to_rtr(attributes)
-            self._pair.to_rts(attributes)
-        except (PyverbsError, OverflowError) as error:
-            raise RdmaUnavailable(f"{self._device.name} cannot connect a queue pair: {error}") from error
+        attributes.ah_attr = AHAttr(
+            gr=route, is_global=int(is_global), dlid=peer.lid, port_num=verbs_sysfs.PORT
+        )
+        self._pair.to_init(attributes)
+        self._pair.to_rtr(attributes)
+        self._pair.to_rts(attributes)
 
-    def post(self, chain: Any) -> None:
-        try:
-            self._pair.post_send(chain.head)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{self._device.name} takes no requests: {error}") from error
+    def _post(self, chain: Any) -> None:
+        self._pair.post_send(chain.head)
 
-    def post_receives(self, region: Region, count: int, request_id: int) -> None:
+    def _post_receives(self, region: Region, count: int, request_id: int) -> None:
         entry = SGE(region.address, region.size_bytes, region.local_key)
         request = RecvWR(wr_id=request_id, num_sge=1, sg=[entry])
         try:
             for _ in range(count):
                 self._pair.post_recv(request)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{self._device.name} takes no receives: {error}") from error
         finally:
             request.close()
             entry.close()
 
-    def close(self) -> None:
-        with contextlib.suppress(PyverbsError):  # a device that has vanished took it along
-            self._pair.close()
 
+class PyDevice(BoundDevice):
+    refusal = PyverbsError
 
-class PyDevice:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        try:
-            self._context = Context(name=name)
-            self._domain = PD(self._context)
-            attributes = self._context.query_device()
-            self.max_message_bytes = min(self.port().max_msg_sz, 1 << 30)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{name} cannot be opened: {error}") from error
-        self.max_reads = max(1, min(16, attributes.max_qp_rd_atom))
+    def _open(self) -> Any:
+        return Context(name=self.name)
 
-    def port(self) -> Any:
-        return self._context.query_port(verbs_sysfs.PORT)
+    def _protection_domain(self) -> Any:
+        return PD(self.context)
 
-    def create_pair(self, queue: Any, max_requests: int, max_receives: int, inline_bytes: int) -> Any:
+    def _register(self, address: int, size_bytes: int, access: int) -> Any:
+        return MR(self.domain, size_bytes, access, address=address)
+
+    def _register_dmabuf(
+        self, fd: int, offset: int, size_bytes: int, address: int, access: int
+    ) -> tuple[Any, int]:
+        # pyverbs names no address to the kernel: in operations the memory begins at its offset.
+        return DmaBufMR(self.domain, size_bytes, access, dmabuf=fd, offset=offset), offset
+
+    def _completion_queue(self, capacity: int) -> PyCompletionQueue:
+        return PyCompletionQueue(self.context, capacity)
+
+    def _queue_pair(self, queue: Any, max_requests: int, max_receives: int, access: int) -> PyQueuePair:
         room = QPCap(
             max_send_wr=max_requests,
             max_recv_wr=max_receives,
             max_send_sge=1,
             max_recv_sge=1,
-            max_inline_data=inline_bytes,
+            max_inline_data=INLINE_BYTES,
         )
         wanted = QPInitAttr(qp_type=_RELIABLE_CONNECTION, scq=queue, rcq=queue, cap=room, sq_sig_all=0)
-        try:
-            return QP(self._domain, wanted)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{self.name} has no room for a queue pair: {error}") from error
-
-    def register(self, address: int, size_bytes: int, *, remote: bool) -> PyRegion:
-        access = ACCESS_REMOTE if remote else ACCESS_LOCAL
-        try:
-            return PyRegion(MR(self._domain, size_bytes, access, address=address), address, size_bytes)
-        except PyverbsError as error:
-            raise RdmaUnavailable(explain_registration(self.name, size_bytes, error)) from error
-
-    def register_dmabuf(
-        self, fd: int, offset: int, size_bytes: int, address: int, *, remote: bool
-    ) -> PyRegion:
-        access = ACCESS_REMOTE if remote else ACCESS_LOCAL
-        try:
-            region = DmaBufMR(self._domain, size_bytes, access, dmabuf=fd, offset=offset)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{self.name} takes no dma-buf: {error}") from error
-        # pyverbs names no address to the kernel: in operations the memory begins at its offset.
-        return PyRegion(region, offset, size_bytes)
-
-    def completion_queue(self, capacity: int) -> PyCompletionQueue:
-        try:
-            return PyCompletionQueue(self._context, capacity)
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"{self.name} has no room for a completion queue: {error}") from error
-
-    def queue_pair(
-        self,
-        completions: CompletionQueue,
-        *,
-        max_requests: int,
-        max_receives: int = 1,
-        remote_access: bool = False,
-    ) -> PyQueuePair:
-        assert isinstance(completions, PyCompletionQueue)
-        return PyQueuePair(self, completions.queue, max_requests, max_receives, remote_access)
-
-    def close(self) -> None:
-        with contextlib.suppress(PyverbsError):
-            self._domain.close()
-            self._context.close()
+        return PyQueuePair(self, QP(self.domain, wanted), max_requests, access)
 
 
-class PyBinding:
+class PyBinding(BoundBinding):
     name = "pyverbs"
+    device_type = PyDevice
 
-    def device_names(self) -> list[str]:
-        try:
-            return [device.name.decode() for device in get_device_list()]
-        except PyverbsError as error:
-            raise RdmaUnavailable(f"libibverbs lists no devices: {error}") from error
-
-    def is_active(self, device_name: str) -> bool:
-        return verbs_sysfs.is_active(device_name)
-
-    def open(self, device_name: str) -> PyDevice:
-        return PyDevice(device_name)
+    def _device_names(self) -> list[str]:
+        return [device.name.decode() for device in get_device_list()]
 
 
 def _open_channel(context: Any) -> tuple[Any, int]:
