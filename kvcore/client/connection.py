@@ -23,7 +23,7 @@ from kvcore.client.tls import TlsSocket
 from kvcore.errors import DeadlineExceeded, StoreUnavailable
 from kvcore.layout import first_bytes
 from kvcore.transport.channel import Call, Moved, Outcome, Place
-from kvcore.transport.checksums import LARGE_BYTES, PIECE_BYTES, LateSums
+from kvcore.transport.checksums import LARGE_READ_BYTES, PIECE_BYTES, LateSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
@@ -306,7 +306,7 @@ class Connection:
             self._receiver.on_moved = None
             if call.abandoned:
                 return None
-            if frame.payload_bytes > LARGE_BYTES:
+            if frame.payload_bytes > LARGE_READ_BYTES:
                 self._receiver.on_moved = call.moved
         if call.place is not None and isinstance(frame.message, ReadReply):
             return call.place(frame.message, frame.payload_bytes)

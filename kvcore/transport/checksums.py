@@ -13,8 +13,12 @@ from kvcore.layout import split_views
 PIECE_BYTES = 256 << 10
 """What is large is moved in pieces of this size and hashed in between, while it is in the core's cache."""
 
-LARGE_BYTES = 512 << 10
-"""A payload of up to this size stays in some cache anyway, and is faster moved in one go: measured."""
+LARGE_READ_BYTES = 1 << 20
+"""What is read and not larger is received in one go, then hashed: it still lies in some cache, and waking up
+for each piece costs more than that (measured)."""
+
+LATE_SUMS_BYTES = 512 << 10
+"""What is written and larger is hashed by a second thread; for less, handing it over costs more."""
 
 
 def checksum(views: Sequence[memoryview]) -> int:

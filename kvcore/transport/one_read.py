@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvcore.errors import RemoteProtocolError
 from kvcore.transport.channel import Channel, Outcome
-from kvcore.transport.checksums import LARGE_BYTES, RunningSums, differs, is_corrupt, split_layers
+from kvcore.transport.checksums import LARGE_READ_BYTES, RunningSums, differs, is_corrupt, split_layers
 from kvcore.transport.parts import OK_CODE, Sink, drop, failure_of, status_of
 from kvcore.wire.messages import Read, ReadReply, Remove, Status
 
@@ -38,7 +38,7 @@ class OneRead:
         self._views = views = self._sink(0, payload_bytes)
         if views is None:
             return drop(payload_bytes)
-        if payload_bytes > LARGE_BYTES and self._verify and reply.checksums:
+        if payload_bytes > LARGE_READ_BYTES and self._verify and reply.checksums:
             self._running = RunningSums(split_layers(views, len(reply.checksums)))
         return views
 

@@ -11,7 +11,8 @@ from kvcore.layout import total_bytes
 from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import (
-    LARGE_BYTES,
+    LARGE_READ_BYTES,
+    LATE_SUMS_BYTES,
     LateSums,
     RunningSums,
     checksum,
@@ -79,7 +80,7 @@ class ReadPart:
             views = sink(index, size_bytes) if code == OK_CODE else None
             placed.append(views)
             targets += views if views is not None else drop(size_bytes)
-        if self._verify and reply.checksums and payload_bytes > LARGE_BYTES:
+        if self._verify and reply.checksums and payload_bytes > LARGE_READ_BYTES:
             self._running = RunningSums(self._layers(reply))
         return targets
 
@@ -192,7 +193,7 @@ class TcpTransport(HostPlane):
             if sizes_bytes[run.start] > max_payload_bytes:
                 continue
             part_values, part_sizes = values[run.start : run.stop], sizes_bytes[run.start : run.stop]
-            follow = self.checksums and sum(part_sizes) > LARGE_BYTES
+            follow = self.checksums and sum(part_sizes) > LATE_SUMS_BYTES
             sums = [checksum(views) for views in part_values] if self.checksums and not follow else []
             call = self.channel.start(
                 Put,

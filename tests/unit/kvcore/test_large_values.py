@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvcore.layout import split_views
 from kvcore.transport.base import ReadBatch
 from kvcore.transport.checksums import (
-    LARGE_BYTES,
+    LARGE_READ_BYTES,
     PIECE_BYTES,
     LateSums,
     RunningSums,
@@ -95,7 +95,7 @@ def test_what_finds_no_room_does_not_put_the_sums_of_others_out_of_step(bench, v
     assert buffers[1:] == values[1:]
 
 
-@pytest.mark.parametrize("size_bytes", [100, LARGE_BYTES + PIECE_BYTES])
+@pytest.mark.parametrize("size_bytes", [100, LARGE_READ_BYTES + PIECE_BYTES])
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_one_key_in_layers_is_verified(bench, size_bytes, spoiled, num_layers):
