@@ -50,6 +50,12 @@ RESERVE_FULL_TOTAL = "reserve_full_total"
 CORRUPT_TOTAL = "corrupt_total"
 LEASES_EXPIRED_TOTAL = "leases_expired_total"
 PROTOCOL_ERRORS_TOTAL = "protocol_errors_total"
+# Of objects that other stores hold, asked for by CopyFrom
+COPYING = "copying"
+COPIED_OBJECTS_TOTAL = "copied_objects_total"
+COPIED_BYTES_TOTAL = "copied_bytes_total"
+COPY_MISSING_TOTAL = "copy_missing_total"  # the other store did not have them
+COPY_FAILED_TOTAL = "copy_failed_total"
 # With [events] only
 EVENTS_TOTAL = "events_total"
 EVENT_REPLAYS_TOTAL = "event_replays_total"

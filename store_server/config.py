@@ -12,6 +12,7 @@ from store_server.core.eviction import POLICIES
 from store_server.core.store import StoreLimits
 from store_server.events_config import EventsConfig
 from store_server.levels import StorageLevel, cpu_capacity_bytes, cpu_path, remote_config, ssd_config
+from store_server.peers_config import PeersConfig
 from store_server.remote import RemoteConfig
 from store_server.ssd import SsdConfig
 from store_server.tenants import Tenant
@@ -80,6 +81,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         64 << 20
     )
 
+    peers: PeersConfig = PeersConfig()
     events: EventsConfig = EventsConfig()
 
     log_level: Annotated[str, _help("debug, info, warning or error")] = "info"
@@ -125,6 +127,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.peers.check()
         self.events.check()
         check_tenants(self.tenants, self.token)
         if self.log_level not in ("debug", "info", "warning", "error"):

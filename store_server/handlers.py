@@ -90,6 +90,10 @@ def _change_replica(connection: "StoreConnection", request: m.ChangeReplica, now
     return connection.server.replicas.change(request, connection.send)
 
 
+def _copy_from(connection: "StoreConnection", request: m.CopyFrom, now: float) -> m.Reply | None:
+    return connection.server.copies.copy(request, connection.client, connection.send)
+
+
 def _stats(connection: "StoreConnection", request: m.Stats, now: float) -> m.StatsReply:
     server, client = connection.server, connection.client
     return m.StatsReply(
@@ -153,6 +157,7 @@ HANDLERS: dict[type, Callable[["StoreConnection", Any, float], Answer]] = {
     m.Remove: lambda conn, request, now: conn.server.store.upkeep.remove(request),
     m.Evict: _evict,
     m.ChangeReplica: _change_replica,
+    m.CopyFrom: _copy_from,
     m.ListKeys: _list_keys,
     m.Stats: _stats,
     m.Drain: _drain,

@@ -16,34 +16,12 @@ from store_server.cold_levels import ColdLevels
 from store_server.core.objects import StoredObject
 from store_server.core.store import Store
 from store_server.core.tiering import Acceptance
+from store_server.pending_reply import PendingReply
 from store_server.ssd import Written
 
 _STEPS_AT_ONCE = 256
 
 Wish = tuple[bytes, Tier]
-
-
-class _Job:
-    """One request that waits."""
-
-    def __init__(self, request: ChangeReplica, answer: Callable[[Reply], None]) -> None:
-        self.request = request
-        self.statuses = bytearray(len(request.keys))
-        self.num_open = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self._answer = answer
-
-    def close(self, index: int, status: Status) -> None:
-        self.statuses[index] = status
-        self.num_open -= 1
-        if not self.num_open:
-            self.finish()
-
-    def finish(self) -> None:
-        """Answers; what is open stays PENDING."""
-        if self.timer is not None:
-            self.timer.cancel()
-        self._answer(StatusReply(self.request.id, bytes(self.statuses)))
 
 
 class ReplicaKeeper:
@@ -54,7 +32,7 @@ class ReplicaKeeper:
         self._store = store
         self._cold = cold
         self._max_wishes = max_wishes
-        self._wishes: OrderedDict[Wish, list[tuple[_Job, int]]] = OrderedDict()
+        self._wishes: OrderedDict[Wish, list[tuple[PendingReply, int]]] = OrderedDict()
         self._copying: set[Wish] = set()
 
     def change(self, request: ChangeReplica, answer: Callable[[Reply], None]) -> StatusReply | None:
@@ -69,7 +47,7 @@ class ReplicaKeeper:
             raise RequestRefused(
                 ErrorCode.OVER_LIMIT, f"{len(self._wishes)} copies are being made already", True
             )
-        job = _Job(request, answer)
+        job = PendingReply(request.id, len(request.keys), answer)
         for index, key in enumerate(request.keys):
             status = self._step(key, tier)
             job.statuses[index] = Status.PENDING if status is None else status
@@ -79,9 +57,9 @@ class ReplicaKeeper:
                 if request.wait_ms > 0:
                     waiting.append((job, index))
         if not job.num_open or request.wait_ms <= 0:
-            return StatusReply(request.id, bytes(job.statuses))
+            return job.reply()
         loop = asyncio.get_running_loop()
-        job.timer = loop.call_later(request.wait_ms / 1e3, self._give_up, job, tier)
+        job.timer = loop.call_later(request.wait_ms / 1e3, self._give_up, job, request.keys, tier)
         return None
 
     def proceed(self) -> None:
@@ -141,9 +119,9 @@ class ReplicaKeeper:
         for job, index in self._wishes.pop(wish, ()):
             job.close(index, status)
 
-    def _give_up(self, job: _Job, tier: Tier) -> None:
+    def _give_up(self, job: PendingReply, keys: list[bytes], tier: Tier) -> None:
         """Waiting, not making the copies."""
-        for index, key in enumerate(job.request.keys):
+        for index, key in enumerate(keys):
             waiting = self._wishes.get((key, tier))
             if waiting is not None and (job, index) in waiting:
                 waiting.remove((job, index))

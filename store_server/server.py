@@ -42,6 +42,7 @@ from store_server.file_limit import affordable_connections
 from store_server.loop_errors import log_loop_error
 from store_server.mapped_pool import open_pool
 from store_server.payload import PayloadViews
+from store_server.peer_copies import PeerCopier
 from store_server.pool import check_available
 from store_server.rdma import RdmaPoint
 from store_server.replicas import ReplicaKeeper
@@ -103,6 +104,9 @@ class StoreServer:
         """Set when the process is to end: by a signal, or by a drain that was asked for that."""
         self.drainer = Drainer(self.store, self.clock, self.stopping.set)
         self.replicas = ReplicaKeeper(self.store, self._cold, config.max_waiting_keys)
+        self.copies = PeerCopier(
+            config.peers, self.store, self._cold, self.views, self.clock, config.max_waiting_keys, self.settle
+        )
         self.checker = Checker(self.store, self._cold, self.views)
         self.tcp_port = 0
         self.unix_path = Path()
@@ -178,6 +182,7 @@ class StoreServer:
         for connection in list(self._connections.values()):
             connection.abort()
         await asyncio.sleep(0)
+        await self.copies.close()
         await self.checker.cancel()
         if self._cold is not None:
             give_up_at = self.clock.now() + self.config.save_timeout_ms / 1e3
@@ -290,6 +295,7 @@ class StoreServer:
             metrics.REQUESTS_TOTAL: self.num_requests.total(),
             metrics.CONNECTIONS: len(self._connections),
             metrics.LOAD: self.store.reads.load,
+            **self.copies.stats(),
             metrics.QUEUE_PAIRS: self.rdma.num_pairs if self.rdma is not None else 0,
             **(self._cold.stats() if self._cold is not None else {}),
             **(self.events.stats() if self.events is not None else {}),

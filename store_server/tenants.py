@@ -14,7 +14,7 @@ import msgspec
 
 from kvcore.errors import ConfigError
 from kvcore.units import parse_size_bytes
-from kvcore.wire.messages import Message, Reserve
+from kvcore.wire.messages import CopyFrom, Message, Reserve
 from store_server.core.owners import OPERATOR, Quota, tenant_prefix
 
 M = TypeVar("M", bound=Message)
@@ -44,11 +44,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Whom a connection belongs to: the operator, or a tenant with its name and prefix."""
+    """Whom a connection belongs to: the operator, or a tenant with its name and prefix; and the token it
+    showed."""
 
     name: str = ""
     prefix: bytes = OPERATOR
     may_touch_pool: bool = True
+    token: str = ""
 
     @property
     def is_operator(self) -> bool:
@@ -60,14 +62,15 @@ class Tenants:
 
     def __init__(self, tenants: Sequence[Tenant], operator_token: str) -> None:
         check(tenants, operator_token)
-        self._by_token = {one.token: Client(one.name, one.prefix, one.shm) for one in tenants}
+        self._by_token = {one.token: Client(one.name, one.prefix, one.shm, one.token) for one in tenants}
+        self._operator = Client(token=operator_token)
         self.names = {one.prefix: one.name for one in tenants}
         self.tokens = tuple(self._by_token)
         self.quotas = [one.quota() for one in tenants]
 
     def client_of(self, token: str) -> Client:
         """For a token that was let in."""
-        return self._by_token.get(token, Client())
+        return self._by_token.get(token, self._operator)
 
 
 def check(tenants: Sequence[Tenant], operator_token: str) -> None:
@@ -91,6 +94,6 @@ def scoped(request: M, prefix: bytes) -> M:
     changes: dict[str, Any] = {}
     if keys := getattr(request, "keys", None):
         changes["keys"] = [prefix + key for key in keys]
-    if isinstance(request, Reserve):
+    if isinstance(request, Reserve | CopyFrom):
         changes["parents"] = [prefix + parent if parent else b"" for parent in request.parents]
     return msgspec.structs.replace(request, **changes) if changes else request

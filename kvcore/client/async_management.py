@@ -68,6 +68,23 @@ class AsyncManagement(ABC):
         outcome, _ = await self._ask(m.Resolve, (list(block_hashes),))
         return list(outcome.keys) if isinstance(outcome, m.ResolveReply) else []
 
+    async def copy_from(
+        self,
+        keys: Sequence[str | bytes],
+        source: str,
+        *,
+        parents: Sequence[bytes] = (),
+        wait_ms: int = 0,
+    ) -> list[Status]:
+        """As that of the blocking client."""
+        statuses: list[Status] = []
+        timeout_ms = wait_ms + DEFAULT_TIMEOUT_MS
+        for run in key_runs(named_all(keys), self._max_keys or len(keys) or 1):
+            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+            outcome, _ = await self._ask(m.CopyFrom, (run, source, run_parents, wait_ms), timeout_ms)
+            statuses += statuses_of(outcome, len(run))
+        return statuses
+
     async def change_replica(
         self,
         keys: Sequence[str | bytes],

@@ -134,6 +134,17 @@ class ObjectStore(Protocol):
         """Adds a copy on one tier, drops that on another."""
         ...
 
+    def copy_from(
+        self,
+        keys: Sequence[str | bytes],
+        source: str,
+        *,
+        parents: Sequence[bytes] = (),
+        wait_ms: int = 0,
+    ) -> list[Status]:
+        """Has the store copy objects from the one at `source`."""
+        ...
+
     def remove(self, key: str | bytes, *, force: bool = False) -> Status: ...
     def batch_remove(self, keys: Sequence[str | bytes], *, force: bool = False) -> list[Status]: ...
     def pin(self, key: str | bytes, kind: PinKind = PinKind.SOFT, *, ttl_ms: int = 1_800_000) -> Status: ...

@@ -133,6 +133,26 @@ class Management:
                 statuses[index] = status
         return statuses
 
+    def copy_from(
+        self,
+        keys: Sequence[str | bytes],
+        source: str,
+        *,
+        parents: Sequence[bytes] = (),
+        wait_ms: int = 0,
+    ) -> list[Status]:
+        """Has the store copy objects from the one at `source`, an address as it reaches it; statuses as
+        m.CopyFrom tells them. `wait_ms` bounds the wait, not the copying; `parents` are as in `reserve`."""
+        link = self._keeper.current()
+        max_keys = link.connection.max_keys if link else len(keys) or 1
+        statuses: list[Status] = []
+        for run in key_runs(named_all(keys), max_keys):
+            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+            deadline = self._deadline(self._timeout_s * 1e3 + wait_ms)
+            outcome = self._ask(m.CopyFrom, run, source, run_parents, wait_ms, deadline=deadline)
+            statuses += statuses_of(outcome, len(run))
+        return statuses
+
     def _change(self, names: list[bytes], tier: Tier, is_wanted: bool, wait_ms: int) -> list[Status]:
         timeout_ms = self._timeout_s * 1e3 + wait_ms
         return self._ask_statuses(

@@ -13,6 +13,7 @@ contiguous bytes of its layers [layer_begin, layer_end).
 
 import msgspec
 
+from kvcore.wire.copying import CopyFrom as CopyFrom
 from kvcore.wire.direct import ConnectQueuePair as ConnectQueuePair
 from kvcore.wire.direct import ConnectQueuePairReply as ConnectQueuePairReply
 from kvcore.wire.direct import DisconnectQueuePair as DisconnectQueuePair
@@ -308,6 +309,7 @@ Request = (
     | Describe
     | ChangeReplica
     | Resolve
+    | CopyFrom
     | ConnectQueuePair
     | DisconnectQueuePair
 )

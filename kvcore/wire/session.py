@@ -52,6 +52,7 @@ ANSWERS: dict[type[m.Message], type[m.Message]] = {
     m.Describe: m.DescribeReply,
     m.ChangeReplica: m.StatusReply,
     m.Resolve: m.ResolveReply,
+    m.CopyFrom: m.StatusReply,
     m.ConnectQueuePair: m.ConnectQueuePairReply,
     m.DisconnectQueuePair: m.Ack,
 }

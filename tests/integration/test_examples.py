@@ -65,6 +65,14 @@ OUTPUT = {
         "right: True",
         "removed: nowhere",
     ],
+    "copies": [
+        "put there: {'OK': 16}",
+        "copied: {'OK': 16, 'MISSING': 1}",
+        "equal: True",
+        "asked again: {'OK': 16}",
+        "copied in all: 16",
+        "removed there, still here: 16",
+    ],
     "mooncake_code": [
         "put: [0, 0, 0, 0]",
         "exist: [1, 1, 1, 1, 0]",
@@ -76,8 +84,8 @@ OUTPUT = {
 }
 
 
-def run(name: str, address: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), address]
+def run(name: str, *addresses: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *addresses]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
@@ -91,11 +99,12 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
         ssd = {"level": "ssd", "paths": [str(tmp_path / "ssd")], "capacity": "256mb"}
         remote = {"level": "remote", "url": f"file://{tmp_path}/remote"}
         flags = ["--storage-levels", json.dumps([ssd, remote])]
-    store = StoreProcess(tmp_path, *flags, pool="32mb").start()
+    folders = [tmp_path, tmp_path / "source"] if name == "copies" else [tmp_path]
+    stores = [StoreProcess(folder, *flags, pool="32mb").start() for folder in folders]
     try:
-        result = run(name, store.address)
+        result = run(name, *(store.address for store in stores))
     finally:
-        assert store.stop() == 0
+        assert [store.stop() for store in stores] == [0] * len(stores)
     assert (result.returncode, result.stderr) == (0, "")
     # The reader and the writer of the layers print side by side.
     assert sorted(result.stdout.splitlines()) == sorted(OUTPUT[name])

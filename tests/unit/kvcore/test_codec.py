@@ -46,6 +46,7 @@ REQUESTS = [
     m.Describe(22, KEYS),
     m.ChangeReplica(25, KEYS, m.Tier.REMOTE, True, 500),
     m.Resolve(26, [0, 2**64 - 1]),
+    m.CopyFrom(27, [b"k"], "10.0.0.2:50051", [b"p"], 500),
     m.ConnectQueuePair(23, "mlx5_0", m.QueuePairAddress(2**24 - 1, 7, bytes(16), 0, 5)),
     m.DisconnectQueuePair(24, "mlx5_0", 5),
 ]

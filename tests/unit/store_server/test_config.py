@@ -95,7 +95,7 @@ def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> Non
         assert re.search(known, settings + tables, re.M), f"configs/store.toml does not mention {name}"
 
 
-@pytest.mark.parametrize("name", ["[[storage_levels]]", "[[tenants]]", "[events]"])
+@pytest.mark.parametrize("name", ["[[storage_levels]]", "[[tenants]]", "[peers]", "[events]"])
 def test_each_table_of_the_example_works(name: str, tmp_path: Path) -> None:
     table = re.search(rf"^#{re.escape(name)}\n(#.*\n)+", EXAMPLE.read_text(), re.M)
     assert table is not None
