@@ -12,6 +12,7 @@ from store_server.core.owners import Quota
 from store_server.core.placements import PlacementLog
 from store_server.core.store import Store
 from store_server.core.tiering import Acceptance, ColdObject
+from store_server.level_quotas import LevelQuotas
 from store_server.ssd import (
     Dropped,
     Loaded,
@@ -22,7 +23,6 @@ from store_server.ssd import (
     WriteRequest,
     Written,
 )
-from store_server.ssd_quota import SsdQuotas
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SsdColdTier:
         self._on_pushed_out = on_pushed_out
         self._on_written = on_written
         self._placements = placements
-        self.quotas = SsdQuotas(quotas)
+        self.quotas = LevelQuotas({quota.prefix: quota.ssd_bytes for quota in quotas})
         self._pool = memoryview(b"")
 
     def open(self, pool: memoryview) -> None:

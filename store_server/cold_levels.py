@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from kvcore.metrics import REMOTE_PREFIX, SSD_PREFIX
 from kvcore.wire.messages import Tier
 from store_server.cold import SsdColdTier
 from store_server.cold_remote import RemoteColdTier
@@ -37,7 +38,9 @@ class ColdLevels:
             else None
         )
         self.remote = (
-            RemoteColdTier(remote, notify, self._on_listed, placements) if remote is not None else None
+            RemoteColdTier(remote, notify, self._on_listed, placements, quotas)
+            if remote is not None
+            else None
         )
         self._copier = (
             Copier(self.ssd, self.remote) if self.ssd is not None and self.remote is not None else None
@@ -79,8 +82,15 @@ class ColdLevels:
         parts = (self.ssd, self.remote, self._copier)
         return {name: value for part in parts if part is not None for name, value in part.stats().items()}
 
-    def ssd_used_bytes(self, owner: bytes) -> int:
-        return self.ssd.quotas.used_bytes(owner) if self.ssd is not None else 0
+    def stats_of(self, owner: bytes) -> dict[str, float]:
+        """What a tenant uses of the levels for which it has a quota."""
+        values: dict[str, float] = {}
+        for level, prefix in ((self.ssd, SSD_PREFIX), (self.remote, REMOTE_PREFIX)):
+            if level is not None and (use := level.quotas.use_of(owner)) is not None:
+                values[f"{prefix}objects"] = use.num_objects
+                values[f"{prefix}live_bytes"] = use.used_bytes
+                values[f"{prefix}capacity_bytes"] = use.limit_bytes
+        return values
 
     def holdings(self) -> Iterator[tuple[Tier, list[bytes]]]:
         """All keys of each level."""

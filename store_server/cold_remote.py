@@ -8,9 +8,11 @@ from kvcore.units import format_size
 from kvcore.wire.messages import Status, Tier
 from store_server.cold import given_checksums, views_of
 from store_server.core.objects import StoredObject
+from store_server.core.owners import Quota
 from store_server.core.placements import PlacementLog
 from store_server.core.store import Store
 from store_server.core.tiering import Acceptance, ColdObject
+from store_server.level_quotas import LevelQuotas
 from store_server.remote import RemoteConfig, RemoteTier
 from store_server.remote.backend import make_backend
 from store_server.remote.check import RemoteCheck
@@ -25,7 +27,8 @@ _INDEX_SHARE = 16  # of the pool: a remote may hold any number of objects
 
 class RemoteColdTier:
     """A `ColdTier`, used in the store's loop. `notify` is called when `poll` has something to do, `on_listed`
-    when a listing of the whole remote has ended."""
+    when a listing of the whole remote has ended. What a tenant writes makes its own oldest leave the remote,
+    of those that this store knows of, when that is more than its quota."""
 
     def __init__(
         self,
@@ -33,10 +36,12 @@ class RemoteColdTier:
         notify: Callable[[], None],
         on_listed: Callable[[], None],
         placements: PlacementLog | None = None,
+        quotas: Sequence[Quota] = (),
     ) -> None:
         self._config = config
         self._tier = RemoteTier(config, make_backend(config), notify, on_listed)
         self._placements = placements
+        self.quotas = LevelQuotas({quota.prefix: quota.remote_bytes for quota in quotas})
         self._pool = memoryview(b"")
 
     def open(self, pool: memoryview) -> None:
@@ -60,8 +65,8 @@ class RemoteColdTier:
         """Tells the core what has happened."""
         for outcome in self._tier.poll():
             if isinstance(outcome, Written):
-                if outcome.status is Status.OK and self._placements is not None:
-                    self._placements.stored((outcome.request.key,), Tier.REMOTE)
+                if outcome.status is Status.OK:
+                    self._count_written(store, outcome.request.key)
                 token = outcome.request.token
                 if isinstance(token, StoredObject):
                     store.space.written(token, outcome.status)
@@ -76,9 +81,27 @@ class RemoteColdTier:
                 )
                 if self._placements is not None:
                     self._placements.removed(outcome.keys, Tier.REMOTE)
+                self.quotas.forget(outcome.keys)
                 store.space.no_longer_cold(outcome.keys)
-            elif self._placements is not None:
-                self._placements.stored(outcome, Tier.REMOTE)
+            else:
+                self._count_found(outcome)
+
+    def _count_written(self, store: Store, key: bytes) -> None:
+        if self._placements is not None:
+            self._placements.stored((key,), Tier.REMOTE)
+        place = self._tier.place(key)
+        # Only now, and not when it is accepted: a write that fails must push nothing out.
+        if place is not None and (leaving := self.quotas.add(key, place.size_bytes)):
+            self.remove(leaving)
+            store.space.no_longer_cold(leaving)
+
+    def _count_found(self, keys: Sequence[bytes]) -> None:
+        """Of other stores, or from before."""
+        if self._placements is not None:
+            self._placements.stored(keys, Tier.REMOTE)
+        for key in keys:
+            if (place := self._tier.place(key)) is not None:
+                self.quotas.note(key, place.size_bytes)
 
     def stats(self) -> dict[str, float]:
         return {REMOTE_PREFIX + name: value for name, value in self._tier.stats().items()}
@@ -101,6 +124,12 @@ class RemoteColdTier:
         """It is there, and has room in its queue."""
         return self._tier.takes_writes
 
+    def has_room(self, key: bytes, size_bytes: int) -> bool:
+        """Whether it could be written without anything leaving the remote for it, now or when what is on its
+        way has come."""
+        size_bytes += self._tier.in_flight_bytes
+        return self._tier.has_room(size_bytes) and self.quotas.has_room(key, size_bytes)
+
     def write(
         self,
         key: bytes,
@@ -112,6 +141,8 @@ class RemoteColdTier:
         """`views` must not change until the end of it is told: to the core for an object of the catalogue,
         else to the function; both by `poll`."""
         size_bytes = sum(map(len, views))
+        if not self.quotas.fits(key, size_bytes):
+            return Acceptance.REFUSED
         return self._tier.write(WriteRequest(key, views, size_bytes, num_layers, checksums, token))
 
     # ---- ColdTier --------------------------------------------------------------------------------------
@@ -131,6 +162,7 @@ class RemoteColdTier:
         return iter(self._tier)
 
     def find(self, key: bytes) -> ColdObject | None:
+        self.quotas.touch(key)
         return self._tier.find(key)
 
     def has_copy(self, key: bytes) -> bool:
@@ -155,4 +187,5 @@ class RemoteColdTier:
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._placements is not None:
             self._placements.removed([key for key in keys if key in self._tier], Tier.REMOTE)
+        self.quotas.forget(keys)
         self._tier.remove(keys)

@@ -26,7 +26,7 @@ class Copier:
     def __init__(self, ssd: SsdColdTier, remote: RemoteColdTier) -> None:
         self._ssd = ssd
         self._remote = remote
-        self._pending: OrderedDict[bytes, None] = OrderedDict()
+        self._pending: OrderedDict[bytes, bool] = OrderedDict()  # whether it may push out what is older
         self._reading: set[bytes] = set()  # from the SSD; what is removed meanwhile is taken out
         self._reading_bytes = 0
         self._num_missed = 0
@@ -47,13 +47,14 @@ class Copier:
 
     def add(self, key: bytes) -> None:
         """It has come to the SSD."""
-        self._pending[key] = None
+        self._pending[key] = True
 
     def add_missing(self) -> None:
-        """All that the SSD has and the remote has not, as far as is known."""
+        """All that the SSD has and the remote has not, as far as is known and as far as it has room: what had
+        to leave it for younger objects must not come back, and push those out, with each listing."""
         for key in self._ssd:
-            if not self._remote.has_copy(key):
-                self._pending.setdefault(key, None)
+            if not self._remote.has_copy(key) and key not in self._reading:
+                self._pending.setdefault(key, False)
 
     def forget(self, key: bytes) -> None:
         """It is removed everywhere."""
@@ -63,8 +64,8 @@ class Copier:
     def proceed(self, store: Store) -> None:
         """Begins as many copies as the remote takes now."""
         while self._pending and self._remote.takes_writes and self._reading_bytes < _READ_AHEAD_BYTES:
-            key, _ = self._pending.popitem(last=False)
-            if self._remote.has_copy(key):
+            key, may_push_out = self._pending.popitem(last=False)
+            if self._remote.has_copy(key) or not (may_push_out or self._has_room(key)):
                 continue
             obj = store.catalog.by_key.get(key)
             if obj is not None and obj.is_sealed:
@@ -72,6 +73,10 @@ class Copier:
                     return
             elif not self._copy_from_ssd(key):
                 self._num_missed += 1
+
+    def _has_room(self, key: bytes) -> bool:
+        place = self._ssd.place(key)
+        return place is not None and self._remote.has_room(key, place.size_bytes + self._reading_bytes)
 
     def _copy_from_dram(self, store: Store, obj: StoredObject) -> bool:
         def copied(outcome: Written) -> None:
@@ -121,5 +126,5 @@ class Copier:
         return True
 
     def _put_back(self, key: bytes) -> None:
-        self._pending[key] = None
+        self._pending[key] = True
         self._pending.move_to_end(key, last=False)

@@ -309,9 +309,7 @@ class StoreServer:
             metrics.POOL_SIZE_BYTES: owners.limit_bytes(prefix),
             metrics.POOL_USED_BYTES: owners.used_bytes(prefix),
             metrics.OBJECTS: owners.num_objects(prefix),
-            metrics.SSD_PREFIX + "live_bytes": self._cold.ssd_used_bytes(prefix)
-            if self._cold is not None
-            else 0,
+            **(self._cold.stats_of(prefix) if self._cold is not None else {}),
         }
 
     def stats_by_tenant(self) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ name = "search"
 token = "..."
 dram_quota = "64gb"
 ssd_quota = "1tb"
+remote_quota = "20tb"
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token: str
     dram_quota: int | str = 0
     ssd_quota: int | str = 0
+    remote_quota: int | str = 0
     shm: bool = False
 
     @property
@@ -40,6 +42,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             prefix=self.prefix,
             dram_bytes=parse_size_bytes(self.dram_quota),
             ssd_bytes=parse_size_bytes(self.ssd_quota),
+            remote_bytes=parse_size_bytes(self.remote_quota),
         )
 
 
@@ -83,7 +86,8 @@ def check(tenants: Sequence[Tenant], operator_token: str) -> None:
             raise ConfigError(f"tenants: {one.name!r} is there more than once")
         if tokens.count(one.token) > 1:
             raise ConfigError(f"tenants: the token of {one.name!r} is that of somebody else, too")
-        if min(one.quota().dram_bytes, one.quota().ssd_bytes) < 0:
+        quota = one.quota()
+        if min(quota.dram_bytes, quota.ssd_bytes, quota.remote_bytes) < 0:
             raise ConfigError(f"tenants: a quota of {one.name!r} is negative")
 
 

@@ -28,6 +28,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     prefix: bytes
     dram_bytes: int = 0
     ssd_bytes: int = 0
+    remote_bytes: int = 0
 
 
 class Owners:

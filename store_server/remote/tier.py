@@ -101,6 +101,20 @@ class RemoteTier:
         """None as well while the remote is down: what cannot be read is not there."""
         return None if self._guard.is_open else self._index.find(key)
 
+    def place(self, key: bytes) -> ColdObject | None:
+        """As `find`, whether or not the remote can be read now."""
+        return self._index.find(key)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Accepted, and not yet there."""
+        return self._in_flight_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether there is so much to its capacity, as far as this store knows."""
+        capacity_bytes = self._config.capacity_bytes
+        return not capacity_bytes or self._index.size_bytes + size_bytes <= capacity_bytes
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
 

@@ -251,6 +251,7 @@ def verify(store: StoreProcess, capsys: pytest.CaptureFixture[str]) -> tuple[int
     return status, json.loads(captured.out), captured.err
 
 
+@pytest.mark.slow
 def test_a_check_reads_the_remote_and_says_when_it_cannot(
     start_store: StartStore, short_dir: Path, valkey: ValkeyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,3 +157,46 @@ def test_quotas_of_dram_and_ssd(start_store: StartStore, short_dir: Path) -> Non
     assert b.read([key(39)]) == [value(39)]
     assert a.read([key(159)]) == [value(159)]
     assert again.connect(token="of-the-operator").statuses(Exists, [key(39)]) == [MISSING]
+
+
+def test_quotas_of_the_remote(start_store: StartStore, short_dir: Path) -> None:
+    tenants = [
+        {"name": "a", "token": "token-of-a", "dram_quota": "4mb", "remote_quota": "8mb"},
+        {"name": "b", "token": "token-of-b"},
+    ]
+    remote = {"level": "remote", "url": f"file://{short_dir}/remote", "refresh": "200ms"}
+    ssd = {"level": "ssd", "paths": [str(short_dir / "ssd")], "capacity": "256mb"}
+    flags = ("--storage-levels", json.dumps([ssd, remote]), "--tenants", json.dumps(tenants))
+    store = start_store(*flags, pool_size="16mb")
+    a, b = store.connect(token="token-of-a"), store.connect(token="token-of-b")
+    for number in range(24):  # 6 MiB
+        assert b.put([key(number)], [value(number)]) == [OK]
+    for number in range(64):  # 16 MiB, of which 8 may stay on the remote
+        assert a.put([key(number)], [value(number)]) == [OK]
+    for client in (a, b):
+        client.ask(Evict)
+
+    def is_settled() -> bool:
+        stats = store.stats()
+        pending = stats["ssd_queued_bytes"] + stats[metrics.REMOTE_COPIES_PENDING]
+        return not (pending or stats["remote_in_flight_bytes"] or stats["remote_deletions_pending"])
+
+    eventually(is_settled)
+    used = a.ask(Stats)[0].values
+    assert used["remote_live_bytes"] == used["remote_capacity_bytes"] == 8 * MIB
+    assert used["remote_objects"] == 32 and "ssd_live_bytes" not in used
+    written = store.stats()["remote_written_objects_total"]
+    listings = store.stats()["remote_listings_total"]
+    eventually(lambda: store.stats()["remote_listings_total"] >= listings + 2)
+    eventually(is_settled)
+    assert store.stats()["remote_written_objects_total"] == written, "what left does not come back"
+    assert 'mooncake_store_tenant_remote_live_bytes{tenant="a"} 8.388608e+06' in store.http("/metrics")
+    assert store.stop() == 0
+
+    again = start_store(flags[0], json.dumps([remote]), *flags[2:], pool_size="16mb")
+    a, b = again.connect(token="token-of-a"), again.connect(token="token-of-b")
+    eventually(lambda: b.statuses(Exists, [key(number) for number in range(24)]) == [OK] * 24)
+    eventually(lambda: again.stats()["remote_listings_total"] >= 1)
+    kept = [number for number in range(64) if a.statuses(Exists, [key(number)]) == [OK]]
+    assert len(kept) == 32 and a.ask(Stats)[0].values["remote_live_bytes"] == 8 * MIB
+    assert a.read([key(kept[0])]) == [value(kept[0])]

@@ -44,6 +44,7 @@ class FakeRemote:
     def __init__(self) -> None:
         self.room = 1000
         self.is_available = True
+        self.free_bytes = 1 << 40  # before anything has to leave
         self.stored: list[bytes] = []
         self.writes: list[tuple[bytes, Callable[[Any], None]]] = []
 
@@ -53,6 +54,9 @@ class FakeRemote:
 
     def has_copy(self, name: bytes) -> bool:
         return name in self.stored
+
+    def has_room(self, name: bytes, size_bytes: int) -> bool:
+        return self.free_bytes >= size_bytes
 
     def copy(self, obj: StoredObject, on_written: Callable[[Any], None]) -> Acceptance:
         return self._take(obj.key, on_written)
@@ -185,3 +189,27 @@ def test_after_a_listing_what_is_missing_there_is_copied(
     copier.add_missing()
     copier.proceed(store)
     assert names(ssd.reads) == [key(1), key(3)]
+
+
+def test_what_had_to_leave_the_remote_does_not_push_out_what_is_younger(
+    store: Store, ssd: FakeSsd, remote: FakeRemote, copier: Copier
+) -> None:
+    ssd.places = {key(n): ColdObject(SIZE, 1) for n in range(4)}
+    remote.stored = [key(2), key(3)]
+    remote.free_bytes = SIZE - 1
+    copier.add_missing()
+    copier.proceed(store)
+    assert not ssd.reads and copier.stats()[metrics.REMOTE_COPIES_PENDING] == 0
+    assert copier.stats()[metrics.REMOTE_COPIES_MISSED_TOTAL] == 0
+    comes_to_ssd(ssd, copier, 5)  # this one may
+    copier.proceed(store)
+    assert names(ssd.reads) == [key(5)]
+    ssd.finish_read()
+    remote.finish_write()
+    remote.free_bytes = SIZE
+    copier.add_missing()
+    copier.proceed(store)
+    assert names(ssd.reads) == [key(0)], "there is room for one"
+    copier.add_missing()
+    copier.proceed(store)
+    assert names(ssd.reads) == [key(0)], "which is on its way"

@@ -1,7 +1,5 @@
 """Tenants in the core: quotas, whose objects go, and that nobody reaches another's."""
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from kvcore.wire.messages import Commit, ListKeys, Pin, PinKind, Read, Reserve, 
 from store_server.core.eviction import POLICIES, EvictionPolicy
 from store_server.core.owners import OPERATOR, Owners, PolicyByOwner, Quota, tenant_prefix
 from store_server.core.store import Store, StoreLimits
-from store_server.ssd_quota import SsdQuotas
 from store_server.tenants import scoped
 from tests.contracts.eviction_contract import EvictionContract
 from tests.unit.store_server.fake_cold import FakeCold
@@ -147,36 +144,3 @@ def test_every_request_with_keys_is_scoped() -> None:
     for kind in m.Request.__args__:  # type: ignore[attr-defined]
         named = {"keys", "parents"} & set(kind.__struct_fields__)
         assert named <= ({"keys", "parents"} if kind is m.Reserve else {"keys"}), kind
-
-
-def test_ssd_quotas_push_out_the_oldest() -> None:
-    quotas = SsdQuotas([Quota(prefix=A, ssd_bytes=100), Quota(prefix=B)])
-    assert not quotas.fits(A + b"1", 101) and quotas.fits(B + b"1", 101) and quotas.fits(b"other", 101)
-    assert quotas.add(A + b"1", 60) == [] and quotas.add(A + b"2", 40) == []
-    assert quotas.add(B + b"1", 1000) == []
-    assert quotas.add(A + b"3", 50) == [A + b"1"]
-    assert quotas.used_bytes(A) == 90 and quotas.used_bytes(B) == 0
-    quotas.touch(A + b"2")
-    assert quotas.add(A + b"4", 20) == [A + b"3"], "what was asked for stays longer"
-    assert quotas.add(A + b"3", 50) == [A + b"2"]
-    quotas.forget([A + b"4", A + b"unknown", b"x"])
-    assert quotas.used_bytes(A) == 50
-    assert quotas.add(A + b"3", 70) == [], "it replaces itself"
-
-
-def test_ssd_quotas_hold_whatever_happens() -> None:
-    rng = random.Random(5)
-    quotas = SsdQuotas([Quota(prefix=A, ssd_bytes=1000)])
-    held: dict[bytes, int] = {}
-    for _ in range(2000):
-        one = A + bytes([rng.randrange(50)])
-        if rng.random() < 0.7:
-            size = rng.randrange(1, 300)
-            held.pop(one, None)
-            for left in quotas.add(one, size):
-                del held[left]
-            held[one] = size
-        else:
-            quotas.forget([one])
-            held.pop(one, None)
-        assert quotas.used_bytes(A) == sum(held.values()) <= 1000
