@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 class _Pending:
     def __init__(self, future: "asyncio.Future[Outcome]") -> None:
         self.future = future
+        self.asked_at = 0.0  # when the last byte of the request had left us
+        self.timer: asyncio.TimerHandle | None = None
         self.reply: Reply | None = None
         self.payload = bytearray()
 
@@ -55,6 +57,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._given_bytes = self._taken_bytes = 0  # to the transport; by it, when last looked at
         self._has_ended = False
         self.closed = asyncio.Event()
 
@@ -71,16 +74,26 @@ class _Connection(asyncio.BufferedProtocol):
         pending = _Pending(self._loop.create_future())
         request_id = self.session.start(kind, pending)
         head = encode_frame(kind(request_id, *fields), total_bytes(payload))
-        timer = self._loop.call_later(timeout_s, self._expire, pending, self._loop.time())
+        self._given_bytes += len(head) + total_bytes(payload)
+        pending.asked_at = self._loop.time()
+        pending.timer = self._loop.call_later(timeout_s, self._expire, pending)
         try:
             if payload:
                 self._transport.writelines([head, *payload])
                 await self._writable.wait()
+                pending.asked_at = self._loop.time()
             else:
                 self._transport.write(head)
             return await pending.future, pending.payload
         finally:
-            timer.cancel()
+            if pending.timer is not None:
+                pending.timer.cancel()
+
+    def _has_taken_some(self) -> bool:
+        assert self._transport is not None
+        taken_bytes = self._given_bytes - self._transport.get_write_buffer_size()
+        before, self._taken_bytes = self._taken_bytes, taken_bytes
+        return taken_bytes > before
 
     def close(self, reason: str) -> None:
         if self._transport is not None:
@@ -108,6 +121,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self._silence.heard(self._loop.time())
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -141,10 +155,15 @@ class _Connection(asyncio.BufferedProtocol):
         if pending is not None and pending.reply is not None:
             _settle(pending, pending.reply)
 
-    def _expire(self, pending: _Pending, sent_at: float) -> None:
+    def _expire(self, pending: _Pending) -> None:
         _settle(pending, Status.TIMED_OUT)
-        if self._silence.missed(self._loop.time(), sent_at):
+        if not self._writable.is_set() and self._has_taken_some():
+            self._silence.heard(self._loop.time())
+        if self._silence.missed(self._loop.time(), pending.asked_at):
             self.close(f"the store has been silent for {self._silence.limit_s:.1f} s")
+        elif not self._writable.is_set():
+            # Its sender has to wait until the bytes are out: only then they are the caller's again.
+            pending.timer = self._loop.call_later(self._silence.limit_s, self._expire, pending)
 
 
 class AsyncStoreClient(AsyncManagement):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvcore.client.link import DEFAULT_TIMEOUT_MS
 from kvcore.client.names import key_runs, named_all
+from kvcore.client.replicas import after_dropping, with_status_ok
 from kvcore.transport.channel import Outcome
 from kvcore.transport.parts import statuses_of
 from kvcore.wire import messages as m
@@ -95,20 +96,16 @@ class AsyncManagement(ABC):
     ) -> list[Status]:
         """As that of the blocking client."""
         names = named_all(keys)
-        statuses = [Status.OK] * len(names)
-        if add is not None:
-            timeout_ms = wait_ms + DEFAULT_TIMEOUT_MS
-            statuses = await self._ask_statuses(
-                m.ChangeReplica, names, int(add), True, wait_ms, timeout_ms=timeout_ms
-            )
-        if drop is not None:
-            added = [index for index, status in enumerate(statuses) if status is Status.OK]
-            dropped = await self._ask_statuses(
-                m.ChangeReplica, [names[index] for index in added], int(drop), False, 0
-            )
-            for index, status in zip(added, dropped, strict=True):
-                statuses[index] = status
-        return statuses
+        added = [Status.OK] * len(names) if add is None else await self._change(names, add, True, wait_ms)
+        if drop is None:
+            return added
+        return after_dropping(added, await self._change(with_status_ok(names, added), drop, False, 0))
+
+    async def _change(self, names: list[bytes], tier: Tier, is_wanted: bool, wait_ms: int) -> list[Status]:
+        timeout_ms = wait_ms + DEFAULT_TIMEOUT_MS
+        return await self._ask_statuses(
+            m.ChangeReplica, names, int(tier), is_wanted, wait_ms, timeout_ms=timeout_ms
+        )
 
     async def remove(self, key: str | bytes, *, force: bool = False) -> Status:
         return (await self.batch_remove([key], force=force))[0]

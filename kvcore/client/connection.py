@@ -200,7 +200,7 @@ class Connection:
             if self._error is not None:
                 call.outcome = Status.UNAVAILABLE
                 return
-            call.sent_at = time.monotonic()
+            call.sent_at = call.asked_at = time.monotonic()
             call.request_id = self._session.start(kind, call)
 
     def _send(
@@ -212,13 +212,13 @@ class Connection:
         sums: LateSums | None,
         stall_s: float,
     ) -> None:
-        payload_bytes = sum(map(len, payload)) if payload else 0
-        if sums is not None:
-            payload_bytes += sums.packed_bytes
+        payload_bytes = sum(map(len, payload)) + (sums.packed_bytes if sums else 0) if payload else 0
         head = encode_frame(kind(call.request_id, *fields), payload_bytes)
         try:
             if not self._sender.send(head, payload, sums, stall_s):
                 self._withdraw(call)
+            if payload:
+                call.asked_at = time.monotonic()
         except (DeadlineExceeded, OSError) as error:
             self._break(error)
         if self._error is not None:
@@ -227,14 +227,15 @@ class Connection:
     def _wait_writable(self, deadline: float) -> None:
         """ConnectionError when the connection is found broken."""
         with self._lock:
-            leads = not self._reading
-            self._reading = True
+            leads, self._reading = not self._reading, True
         try:
             poller = select.poll()
             poller.register(self._socket, select.POLLOUT | select.POLLIN if leads else select.POLLOUT)
             left_ms = max(1, int((deadline - time.monotonic()) * 1000))
-            events = poller.poll(left_ms if leads else min(left_ms, SENDER_TICK_MS))
-            if leads and events and events[0][1] & ~select.POLLOUT:
+            found = sum(mask for _, mask in poller.poll(left_ms if leads else min(left_ms, SENDER_TICK_MS)))
+            if found & select.POLLOUT:
+                self._silence.heard(time.monotonic())  # it has taken bytes of ours
+            if leads and found & ~select.POLLOUT:
                 self._receive(socket.MSG_DONTWAIT)
         finally:
             if leads:
@@ -343,7 +344,6 @@ class Connection:
     # ---- ends ------------------------------------------------------------------------------------------
 
     def _expire(self, call: Call) -> None:
-        now = time.monotonic()
         with self._lock:
             if call.outcome is not None:
                 return
@@ -353,7 +353,7 @@ class Connection:
                 call.outcome = Status.TIMED_OUT
                 if not self._reading:
                     self._wake_next()
-            is_silent = self._silence.missed(now, call.sent_at + call.wait_s)
+            is_silent = self._silence.missed(time.monotonic(), call.asked_at + call.wait_s)
         if in_payload:
             self._break(DeadlineExceeded("a deadline passed in the middle of an answer"))
             # Whoever is receiving into this call's memory has been cut off and is about to leave.
@@ -366,8 +366,7 @@ class Connection:
         with self._lock:
             if self._error is None:
                 self._error = error
-            leads = not self._reading
-            self._reading = True
+            leads, self._reading = not self._reading, True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if leads:

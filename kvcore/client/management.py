@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import LinkKeeper
 from kvcore.client.names import key_runs, named_all
+from kvcore.client.replicas import after_dropping, with_status_ok
 from kvcore.transport.base import Transfer
 from kvcore.transport.channel import Outcome
 from kvcore.transport.parts import (
@@ -123,15 +124,10 @@ class Management:
         bounds the wait for the copy to be made; PENDING: it is being made. Statuses as m.ChangeReplica tells
         them; when a copy could not be added, none is dropped. See `KeyInfo.copies`."""
         names = named_all(keys)
-        statuses = [Status.OK] * len(names)
-        if add is not None:
-            statuses = self._change(names, add, True, wait_ms)
-        if drop is not None:
-            added = [index for index, status in enumerate(statuses) if status is Status.OK]
-            dropped = self._change([names[index] for index in added], drop, False, 0)
-            for index, status in zip(added, dropped, strict=True):
-                statuses[index] = status
-        return statuses
+        added = [Status.OK] * len(names) if add is None else self._change(names, add, True, wait_ms)
+        if drop is None:
+            return added
+        return after_dropping(added, self._change(with_status_ok(names, added), drop, False, 0))
 
     def copy_from(
         self,

@@ -3,7 +3,8 @@
 
 class Silence:
     """A store is silent when a deadline is missed, it was due `limit_s` ago or more, and it has sent nothing
-    since. One that answers late, but answers, never is."""
+    since, nor taken what we had to hold back. One that answers late, but answers, never is; nor is one that
+    is still being sent the request."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self.limit_s = limit_s

@@ -23,13 +23,25 @@ Moved = Callable[[int], None]
 class Call:
     """One request in flight. `outcome` is None until it has an answer or will never have one."""
 
-    __slots__ = ("abandoned", "gate", "moved", "outcome", "place", "reply", "request_id", "sent_at", "wait_s")
+    __slots__ = (
+        "abandoned",
+        "asked_at",
+        "gate",
+        "moved",
+        "outcome",
+        "place",
+        "reply",
+        "request_id",
+        "sent_at",
+        "wait_s",
+    )
 
     def __init__(self, place: Place | None = None, moved: Moved | None = None, wait_s: float = 0.0) -> None:
         self.place = place
         self.moved = moved
         self.wait_s = wait_s  # how long the store was asked to take
         self.sent_at = 0.0
+        self.asked_at = 0.0  # when the last byte of it had been sent: no answer is due before
         self.request_id = 0
         self.outcome: Outcome | None = None
         self.reply: Reply | None = None  # its head has arrived, its payload not yet
