@@ -29,3 +29,13 @@ def unpacked(name: str, *requirements: str) -> Path:
             subprocess.run([*pip, "--target", str(unfinished), *requirements], check=True, timeout=1800)
             unfinished.rename(target)
     return target
+
+
+def mooncake_transfer_engine() -> Path:
+    """Mooncake's own transfer engine, for engines that move KV by it; its TCP needs neither CUDA nor RDMA."""
+    requirement = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+    return unpacked(requirement, requirement)
+
+
+# Of every engine process that uses it.
+MOONCAKE_ENVIRONMENT = {"MC_FORCE_TCP": "1", "MOONCAKE_PROTOCOL": "tcp", "MC_LOG_LEVEL": "WARNING"}

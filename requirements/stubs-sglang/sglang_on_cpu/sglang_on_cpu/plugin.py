@@ -1,5 +1,5 @@
-"""Binds the copies where SGLang binds its kernels. Controller, radix tree, host pools, storage backends and
-threads stay SGLang's own."""
+"""Binds the copies where SGLang binds its kernels, and keeps it from memory pinned for a GPU. Controller,
+radix tree, host pools, storage backends, disaggregation and threads stay SGLang's own."""
 
 import importlib
 import inspect
@@ -40,6 +40,13 @@ def _never_pin(pool_class: Any) -> None:
     pool_class.__init__ = init
 
 
+def _send_page_numbers_as_arrays() -> None:
+    """Of its two ways of telling a transfer which pages to send, a prefill engine takes the one with a pinned
+    tensor and a CUDA event where the sender has no objection."""
+    conn = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
+    conn.MooncakeKVSender.supports_host_tensor_indices = False
+
+
 def activate() -> None:
     """SGLang calls it once a process; a test that uses SGLang's classes without an engine calls it itself."""
     common = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
@@ -58,3 +65,4 @@ def activate() -> None:
         for pool_class in list(vars(module).values()):
             if inspect.isclass(pool_class) and pool_class.__module__ == module.__name__:
                 _never_pin(pool_class)
+    _send_page_numbers_as_arrays()

@@ -1,0 +1,98 @@
+"""SGLang's prefill and decode engines with a router in front of them, and one SGLang that does both."""
+
+import contextlib
+import http.client
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.engine.packages import MOONCAKE_ENVIRONMENT, mooncake_transfer_engine
+from tests.engine.rig import ROOT, StoreProcess, free_port
+from tests.engine.served import Server, ended, router_server
+from tests.engine.sglang.server import SglangServer, hicache_flags, suite_config
+
+COMPLETIONS = "/v1/completions"
+# In SGLang's metrics: what it holds for requests that have not ended.
+BUSY = (
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+    "sglang:num_used_tokens",
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+)
+
+
+class Cluster(NamedTuple):
+    """`alone` is no part of it: what one engine answers is right."""
+
+    prefill: SglangServer
+    decodes: tuple[SglangServer, SglangServer]
+    alone: SglangServer
+    router: Server
+
+    def in_flight(self, engine: SglangServer) -> float:
+        """Requests that the router has sent to it, and that have not ended."""
+        return self.router.metric(f'mooncake_router_instance_in_flight{{engine="{url_of(engine)}"')
+
+    def open_stream(
+        self, body: dict[str, Any]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Once it has begun."""
+        connection = http.client.HTTPConnection(self.router.url.removeprefix("http://"), timeout=240)
+        connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200 and response.read(16)
+        return connection, response
+
+
+def url_of(engine: SglangServer) -> str:
+    return f"http://127.0.0.1:{engine.port}"
+
+
+def busy(engine: SglangServer) -> dict[str, float]:
+    metrics = engine.metrics()
+    return {name: metrics[name] for name in BUSY if metrics.get(name)}
+
+
+@contextlib.contextmanager
+def cluster_of(directory: Path, model: str, store: StoreProcess) -> Iterator[Cluster]:
+    """One prefill engine that keeps its pages in `store`, two decode engines."""
+    bootstrap_port = str(free_port())
+    environment = {
+        **MOONCAKE_ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join(map(str, (mooncake_transfer_engine(), ROOT))),
+        "SGLANG_HOST_IP": "127.0.0.1",
+        # Of prompts that wait for an engine that is dead; SGLang's default of 300 s is long for a test.
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20",
+    }
+    # In float32: prompts that share a batch round differently, and no token may hang on that.
+    plain = ("--dtype", "float32", "--disable-overlap-schedule")
+    transfer = ("--disaggregation-transfer-backend", "mooncake")
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str) -> SglangServer:
+            server = SglangServer(directory, model, *plain, *flags, environment=environment)
+            stack.callback(server.close)
+            return server
+
+        prefill = start(
+            *("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", bootstrap_port),
+            *transfer,
+            *hicache_flags("page_first", "kernel", suite_config(store)),
+        )
+        first, second = (start("--disaggregation-mode", "decode", *transfer) for _ in range(2))
+        alone = start()
+        for server in (prefill, first, second, alone):
+            server.wait_ready()
+        router = router_server(
+            directory / "router.log",
+            *("--pd-protocol", "sglang", "--prefill", url_of(prefill), bootstrap_port),
+            *("--decode", url_of(first), "--decode", url_of(second)),
+        )
+        stack.enter_context(ended(router))
+        router.wait("/ready")
+        yield Cluster(prefill, (first, second), alone, router)

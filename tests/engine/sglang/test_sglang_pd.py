@@ -1,0 +1,138 @@
+"""The router's `sglang` protocol with real engines: prefill and decode apart, meeting in bootstrap rooms.
+
+KV goes through Mooncake's transfer engine over TCP. The tests are in the order of what is left of the cluster
+after each.
+"""
+
+import json
+import os
+import signal
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.engine.rig import StoreProcess
+from tests.engine.sglang.disaggregated import COMPLETIONS, Cluster, busy, cluster_of
+from tests.engine.sglang.server import FULL_PAGES, PROMPT, wait_until
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+CHAT = "/v1/chat/completions"
+# Shorter than a page, some pages and a bit, exactly full pages.
+PROMPTS = [[4 + i * step % 250 for i in range(length)] for step, length in ((41, 5), (43, 299), (47, 320))]
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, sglang_model: str, shared_store: StoreProcess
+) -> Iterator[Cluster]:
+    with cluster_of(tmp_path_factory.mktemp("pd"), sglang_model, shared_store) as cluster:
+        yield cluster
+
+
+def ask(prompt: Any, **changes: Any) -> dict[str, Any]:
+    return {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **changes}
+
+
+def through(cluster: Cluster, body: dict[str, Any], path: str = COMPLETIONS) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(cluster.router.post(path, body)[1])
+    return answer
+
+
+def alone(cluster: Cluster, body: dict[str, Any], path: str = COMPLETIONS) -> dict[str, Any]:
+    status, text = cluster.alone.ask("POST", path, body)
+    assert status == 200, text
+    answer: dict[str, Any] = json.loads(text)
+    return answer
+
+
+def streamed(cluster: Cluster, body: dict[str, Any]) -> tuple[str, int]:
+    """(text, cached tokens)"""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    _, text = cluster.router.post(COMPLETIONS, body)
+    *events, done = text.removeprefix("data: ").rstrip().split("\n\ndata: ")
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert len(chunks) > 2
+    pieces = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(pieces), chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_answers_are_those_of_one_engine(cluster: Cluster) -> None:
+    asked = [(COMPLETIONS, ask(prompt, logprobs=1)) for prompt in PROMPTS]
+    asked.append((COMPLETIONS, ask(PROMPTS[1:])))
+    asked.append((CHAT, ask(None, messages=[{"role": "user", "content": "Tell me of the sea."}])))
+    for path, body in asked:
+        wanted, found = alone(cluster, body, path), through(cluster, body, path)
+        assert found["choices"] == wanted["choices"]
+        assert found["usage"]["completion_tokens"] == wanted["usage"]["completion_tokens"]
+    # Every one of them took both kinds of engine.
+    for role in ("prefill", "decode"):
+        label = f'mooncake_router_legs_total{{outcome="2xx",role="{role}"'
+        assert cluster.router.metric(label) == len(asked)
+
+
+def test_streams_at_once_and_what_the_prefill_engine_had_cached(cluster: Cluster) -> None:
+    prompts = [[4 + (i + j * 53) % 250 for j in range(256)] for i in range(4)]
+    wanted = [alone(cluster, ask(prompt))["choices"][0]["text"] for prompt in prompts]
+    for num_cached in (0, 256 - 16):
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            answers = list(threads.map(lambda prompt: streamed(cluster, ask(prompt)), prompts))
+        assert answers == [(text, num_cached) for text in wanted]
+
+
+def test_a_prefill_engine_takes_pages_from_the_store(cluster: Cluster) -> None:
+    wanted = alone(cluster, ask(PROMPT))
+    assert through(cluster, ask(PROMPT))["choices"] == wanted["choices"]
+    cluster.prefill.wait_saved()
+    cluster.prefill.flush()
+    found = through(cluster, ask(PROMPT))
+    assert found["choices"] == wanted["choices"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == FULL_PAGES
+
+
+def test_samples_that_would_never_end_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        through(cluster, ask(PROMPTS[0], n=2))
+    assert refused.value.code == 400 and "send 2 requests" in refused.value.read().decode()
+
+
+def test_a_client_that_leaves_frees_both_engines(cluster: Cluster) -> None:
+    connection, _ = cluster.open_stream(ask(PROMPTS[1], max_tokens=1700, stream=True))
+    (engine,) = (engine for engine in cluster.decodes if cluster.in_flight(engine))
+    wait_until(lambda: bool(busy(engine)), engine.log_tail)
+    connection.close()
+    wait_until(lambda: not busy(engine) and not busy(cluster.prefill), lambda: str(busy(engine)))
+    assert cluster.in_flight(engine) == cluster.in_flight(cluster.prefill) == 0
+
+
+def test_a_dead_decode_engine_is_an_error_event_and_then_another_engine(cluster: Cluster) -> None:
+    connection, response = cluster.open_stream(ask(PROMPTS[2], max_tokens=1700, stream=True))
+    (dead,) = (engine for engine in cluster.decodes if cluster.in_flight(engine))
+    (living,) = (engine for engine in cluster.decodes if engine is not dead)
+    os.killpg(dead.process.pid, signal.SIGKILL)
+    rest = response.read().decode()
+    connection.close()
+    assert '"error"' in rest and "[DONE]" not in rest
+    for prompt in PROMPTS:
+        assert through(cluster, ask(prompt))["choices"] == alone(cluster, ask(prompt))["choices"]
+    assert cluster.router.metric('mooncake_router_retries_total{leg="answer",reason="lost"}') >= 1
+    # The prefill engine has computed for the dead one too.
+    wait_until(lambda: not busy(cluster.prefill), lambda: str(busy(cluster.prefill)))
+    assert not busy(living)
+
+
+def test_without_its_prefill_engine_a_request_ends_in_an_error_that_says_so(cluster: Cluster) -> None:
+    os.killpg(cluster.prefill.process.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            through(cluster, ask(PROMPTS[1]))
+        assert failed.value.code in (502, 503) and "prefill engine" in failed.value.read().decode()
+    assert cluster.router.metric("mooncake_router_active_requests") == 0
+    for engine in (cluster.prefill, *cluster.decodes):
+        assert cluster.in_flight(engine) == 0
+    (living,) = (engine for engine in cluster.decodes if engine.process.poll() is None)
+    wait_until(lambda: not busy(living), lambda: str(busy(living)))
