@@ -47,6 +47,10 @@ class PairExchange(Exchange):
         detail = "no prefill engine is available, and decode engines cannot prefill here"
         return Decision(reject=Rejection(RejectReason.NO_INSTANCE, detail=detail))
 
+    def unservable(self) -> str:
+        """What a client can do about a request that engines of this protocol cannot serve, or ""."""
+        return ""
+
     def prefill_failed(self, prefill: Instance) -> None:
         """A leg on it was lost or refused; the exchange goes on as it always does."""
 
@@ -58,6 +62,10 @@ class PairExchange(Exchange):
             self.fields = read_fields(self.request.body)
         except msgspec.DecodeError as error:
             self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
+            return
+        problem = self.unservable()
+        if problem:
+            self.give_up(400, problem)
             return
         now = self.now()
         decision = self.schedule_pair(now)

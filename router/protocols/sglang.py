@@ -3,9 +3,15 @@
 SGLang 0.5.23 (srt/disaggregation, its mini_lb): both bodies carry the prefill engine's bootstrap server and a
 room number drawn for this try. Decode engines cannot prefill. With data parallelism the prefill rank is
 room % dp_size: random rooms spread over ranks, and a room of the right remainder reaches a chosen one.
+
+Several prompts in one body get the rooms that follow. Several samples of one prompt (`n`) all get the same
+room: the first ends, and the decode engine waits for the others until it times out (sgl-project/sglang#30723,
+#40297).
 """
 
 import secrets
+
+import msgspec
 
 from router.instance import Instance
 from router.protocols.bodies import with_field, write_fields
@@ -15,6 +21,18 @@ _ROOM_BITS = 63
 
 
 class SglangExchange(PairExchange):
+    def unservable(self) -> str:
+        try:
+            num_samples = msgspec.json.decode(self.fields.get("n", b"null"), type=int | None)
+        except msgspec.ValidationError:
+            return ""  # a prefill engine says better what it wants
+        if num_samples is None or num_samples <= 1:
+            return ""
+        return (
+            f"n={num_samples}: SGLang's prefill and decode engines serve one sample of a prompt in a request;"
+            f" send {num_samples} requests"
+        )
+
     def bodies(self, prefill: Instance) -> PairBodies:
         fields = with_field(self.fields, "bootstrap_host", prefill.pool.host)
         fields = with_field(

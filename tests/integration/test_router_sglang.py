@@ -110,3 +110,14 @@ async def test_without_a_prefill_engine_it_is_a_503_that_says_why() -> None:
         refused = await setup.ask(CHAT, PROMPT)
         assert refused.status == 503 and "cannot prefill" in refused.json["error"]["message"]
         assert setup.engines["d0"].seen == []
+
+
+@async_test
+async def test_several_samples_of_a_prompt_are_refused_because_they_would_never_end() -> None:
+    async with sglang() as setup:
+        refused = await setup.ask(CHAT, {**PROMPT, "n": 3})
+        assert refused.status == 400 and "send 3 requests" in refused.json["error"]["message"]
+        assert setup.engines["p0"].seen == setup.engines["d0"].seen == []
+        for served in (1, None, "two"):
+            assert (await setup.ask(CHAT, {**PROMPT, "n": served})).status == 200
+            assert setup.engines["p0"].seen[-1].body["n"] == served
