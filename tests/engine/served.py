@@ -61,9 +61,13 @@ class Server:
 
 
 def vllm_server(
-    model: str, transfer: dict[str, Any], log: Path, environment: Mapping[str, str] | None = None
+    model: str,
+    transfer: dict[str, Any],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Server:
-    port = free_port()
+    port = port or free_port()
     command = [
         *(str(Path(sys.executable).parent / "vllm"), "serve", model, "--host", "127.0.0.1"),
         *("--port", str(port), "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager"),
