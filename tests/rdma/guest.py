@@ -1,8 +1,14 @@
 """The guest that scripts/rdma-vm makes, seen from a test: two hosts, their devices, and wires to cut."""
 
+import ctypes
+import fcntl
+import functools
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +37,25 @@ WIRES = (("rh0", "rh1"), ("rh2", "rh3"))
 """Interfaces at the client's and at the server's end."""
 RDMA_INTERFACES = tuple(interface for wire in WIRES for interface in wire)
 
+_CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
+_IFF_UP = 1
+_INTERFACE_FLAGS = struct.Struct("16sh14x")
+
 
 class Faults:
-    """rdma-fault; `mend` puts back what has been broken: processes are dear in this guest."""
+    """As rdma-fault, but `down` starts no process: those are dear here. `mend` puts back what has been
+    broken."""
 
     def __init__(self) -> None:
         self._down: set[str] = set()
         self._disturbed: set[str] = set()
 
     def down(self, *interfaces: str) -> None:
+        """Ends of wires between RDMA devices. At once: what is under way does not get much further."""
         self._down.update(interfaces or RDMA_INTERFACES)
-        self._run("down", *interfaces)
+        for interface in interfaces or RDMA_INTERFACES:
+            _set_down(interface)
 
     def up(self, *interfaces: str) -> None:
         self._down.difference_update(interfaces or RDMA_INTERFACES)
@@ -65,6 +79,31 @@ class Faults:
     @staticmethod
     def _run(*words: str) -> None:
         subprocess.run(["rdma-fault", *words], check=True)
+
+
+@functools.cache
+def _socket_beside_the_wires() -> socket.socket:
+    """In the namespace of the wires, where it stays; only the thread that makes it has to go there."""
+    made: list[socket.socket] = []
+
+    def make() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/1/ns/net") as namespace:
+            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        made.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def _set_down(interface: str) -> None:
+    wires = _socket_beside_the_wires()
+    asked = _INTERFACE_FLAGS.pack(interface.encode(), 0)
+    name, flags = _INTERFACE_FLAGS.unpack(fcntl.ioctl(wires, _SIOCGIFFLAGS, asked))
+    fcntl.ioctl(wires, _SIOCSIFFLAGS, _INTERFACE_FLAGS.pack(name, flags & ~_IFF_UP))
 
 
 @contextmanager

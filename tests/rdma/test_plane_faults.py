@@ -14,7 +14,7 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.transport import rdma_path, verbs_sysfs
 from kvcore.wire.messages import Status
 from tests.integration.store_process import StoreProcess
-from tests.rdma.guest import CLIENT_HOST, Faults, count_rdma
+from tests.rdma.guest import CLIENT_HOST, WIRES, Faults, count_rdma
 from tests.rdma.plane_rig import (
     DEADLINE_S,
     OpenClient,
@@ -128,21 +128,18 @@ def test_without_a_wire_the_bytes_go_over_tcp_and_with_one_over_rdma_again(
     assert_rdma_works_again(target, source)
 
 
-@pytest.mark.parametrize("cut", ["down", "loss"])
+@pytest.mark.parametrize("end", WIRES[1], ids=["here", "there"])
 def test_a_wire_is_cut_in_the_middle_and_the_other_one_takes_over(
-    open_client: OpenClient, faults: Faults, cut: str
+    open_client: OpenClient, faults: Faults, end: str
 ) -> None:
-    source = Set(open_client(), f"c{cut[0]}", seed=1).reserve()
+    source = Set(open_client(), f"c{end}", seed=1).reserve()
     outcome: list[list[Status]] = []
     faults.delay(100, "rh2", "rh3")  # so that there is a middle
     mover = threading.Thread(target=lambda: outcome.append(source.write()))
     mover.start()
     eventually(lambda: source.moved_bytes() > 0)
     assert source.moved_bytes() < source.tensor.nbytes
-    if cut == "down":
-        faults.down("rh2")
-    else:
-        faults.loss(100, "rh2", "rh3")
+    faults.down(end)
     mover.join(DEADLINE_S)
     assert outcome == [ALL_OK]
     assert source.counter("rdma_inline_keys_total") == 0 and source.counter("rdma_retried_loads_total") > 0
