@@ -1,13 +1,11 @@
 """The figures as tables for people, as JSON for programs and as one picture."""
 
-import datetime
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from machine import machine_record
 from rich.console import Console
 from rich.table import Table
 
@@ -72,17 +70,11 @@ def as_json(
     failed: Mapping[str, str],
     load_before: float,
 ) -> dict[str, Any]:
-    """`load_before`: the 1-minute load average when the run began: was the machine quiet?"""
+    """`load_before`: the 1-minute load average when the run began."""
     return {
         "systems": {system.name: system.about for system in systems},
         "cases": {name: case.about for name, case in CASES.items()},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load_1min_before": load_before,
-            "measured_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        },
+        "machine": machine_record(load_before),
         "figures": msgspec.to_builtins(list(figures)),
         "targets": [{**msgspec.to_builtins(verdict), "met": verdict.is_met} for verdict in verdicts],
         "left_out": dict(failed),

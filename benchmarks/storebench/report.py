@@ -1,13 +1,10 @@
 """The figures as a table for people and as JSON for programs."""
 
-import datetime
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from machine import machine_record
 from rich.console import Console
 from rich.table import Table
 
@@ -93,26 +90,12 @@ def as_json(
     budget: Budget,
     load_before: float,
 ) -> dict[str, Any]:
-    """`load_before`: the 1-minute load average when the run began: was the machine quiet?"""
+    """`load_before`: the 1-minute load average when the run began."""
     return {
         "systems": {system.name: system.about for system in systems},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "cpu_model": _cpu_model(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load_1min_before": load_before,
-            "measured_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        },
+        "machine": machine_record(load_before),
         "budget": budget._asdict(),
         "figures": [figure._asdict() for figure in figures],
         "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in verdicts],
         "left_out": dict(failed),
     }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -97,7 +97,6 @@ class RunningSums:
     """Checksums of layers that are on the move; `sums` are those of the ones that are through."""
 
     def __init__(self, layers: Sequence[Sequence[memoryview]]) -> None:
-        self.packed_bytes = 8 * len(layers)
         self.sums: list[int] = []
         self._layers = iter(layers)
         self._state = xxhash.xxh3_64()
@@ -119,10 +118,6 @@ class RunningSums:
                     self.sums.append(self._state.intdigest())
                     self._state.reset()
                     self._views = self._next_layer()
-
-    def packed(self) -> bytes:
-        """As u64 in little endian."""
-        return struct.pack(f"<{len(self.sums)}Q", *self.sums)
 
     def _next_layer(self) -> list[memoryview]:
         return [view for view in next(self._layers, ()) if len(view)]

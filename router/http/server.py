@@ -223,11 +223,12 @@ class ClientConnection(asyncio.Protocol):
         if self._phase is Phase.BODY:
             allowed_ms = limits.body_grace_ms + self._parser.body_bytes * 1e3 / limits.min_body_bytes
             late = waited_ms > allowed_ms
-        elif self._phase is Phase.HEAD or not self._served_any:
+        elif self._phase is Phase.HEAD:
             late = waited_ms > limits.header_timeout_ms
         else:
+            # Browsers open connections to spare: one on which nothing has come is no request that was late.
             late = False
-            if waited_ms > limits.idle_timeout_ms:
+            if waited_ms > (limits.idle_timeout_ms if self._served_any else limits.header_timeout_ms):
                 self.transport.close()
         if late:
             self._app.refused(408)
