@@ -15,9 +15,14 @@ pytest.register_assert_rewrite("tests.contracts")
 
 
 @pytest.fixture(autouse=True)
-def _log_levels_are_put_back() -> Iterator[None]:
-    """A command line run inside this process quietens our libraries for the rest of it."""
-    logger = logging.getLogger("kvcore")
-    level = logger.level
+def _logging_is_put_back() -> Iterator[None]:
+    """A command line run inside this process quietens our libraries for the rest of it, and has the root
+    logger write to what is standard error during one test."""
+    loggers = (logging.getLogger("kvcore"), logging.getLogger())
+    levels = [logger.level for logger in loggers]
     yield
-    logger.setLevel(level)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in list(loggers[1].handlers):
+        if type(handler) is logging.StreamHandler:
+            loggers[1].removeHandler(handler)
