@@ -13,7 +13,7 @@ import logging
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -113,7 +113,8 @@ def _merge(schema: Any, into: dict[str, Any], table: Mapping[str, Any], *, origi
     fields = {field.name: field for field in msgspec.structs.fields(schema)}
     for key, raw in table.items():
         if key not in fields:
-            raise ConfigError(f"{origin}unknown key {key!r}{_nearest(key, fields)}")
+            table_name = f"{origin[:-1]}: " if origin.endswith(".") else origin
+            raise ConfigError(f"{table_name}unknown key {key!r}{_nearest(key, fields)}")
         kind, _ = _unwrap(fields[key].type)
         if _is_struct(kind):
             if not isinstance(raw, Mapping):
@@ -156,7 +157,9 @@ def _convert(key: str, raw: Any, kind: Any, origin: str, strict: bool) -> Any:
     except (ConfigError, json.JSONDecodeError) as error:
         raise ConfigError(f"{origin}{key}: {error}") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}{key} = {raw!r}: {error}") from error
+        inner = _unwrap(kind)[0]
+        choices = f" (one of {', '.join(map(str, get_args(inner)))})" if get_origin(inner) is Literal else ""
+        raise ConfigError(f"{origin}{key} = {raw!r}: {error}{choices}") from error
 
 
 def _unwrap(kind: Any) -> tuple[Any, str]:

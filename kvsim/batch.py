@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from kvsim.intervals import StepLog, tail_mean_ms
+from kvsim.intervals import StepLog, later_first, tail_mean_ms
 from kvsim.job import Job
 from router.core.estimator import DecodeModel
 
@@ -80,11 +80,13 @@ class Batch:
 
     def close(self, job: Job) -> None:
         """Fills in the TBT of a request that is complete, whose first step came `first_wait_ms` late."""
-        runs = self._log.since(job.log_mark)
-        if job.first_wait_ms and runs:
-            first_ms, steps = runs[0]
-            runs[0] = (first_ms, steps - 1)
-            runs.append((first_ms + job.first_wait_ms, 1))
-        job.outcome.tbt_ms = tail_mean_ms(runs)
+        outcome = job.outcome
+        logged = self._log.since(job.log_mark)
+        runs = later_first(logged, job.first_wait_ms)
+        outcome.tbt_ms = outcome.tbt_at_prefill_ms = tail_mean_ms(runs)
+        if outcome.handover_ms:
+            outcome.tbt_at_prefill_ms = tail_mean_ms(
+                later_first(logged, job.first_wait_ms + outcome.handover_ms)
+            )
         count = sum(steps for _, steps in runs)
-        job.outcome.mean_tbt_ms = sum(ms * steps for ms, steps in runs) / count if count else 0.0
+        outcome.mean_tbt_ms = sum(ms * steps for ms, steps in runs) / count if count else 0.0

@@ -280,6 +280,7 @@ class Cluster:
 
     def _prefilled(self, job: Job, now: float) -> None:
         assert job.decision.prefill is not None and job.decision.decode is not None
+        job.prefilled_at = now
         node = self.prefill[job.decision.prefill.instance_id]
         added = self._storage.keep(node.number, job, len(job.keys))
         if self._storage.is_remote:
@@ -314,6 +315,8 @@ class Cluster:
     def _first_token(self, job: Job, now: float) -> None:
         """It reaches the client, whom the decode side answers: when the request has joined the batch."""
         job.outcome.ttft_ms = (now - job.request.at) * 1e3
+        if job.prefilled_at is not None:
+            job.outcome.handover_ms = (now - job.prefilled_at) * 1e3
         self.book.first_token(job.request_id, now)
 
     def _ended(self, job: Job, now: float) -> None:

@@ -13,16 +13,15 @@ from kvsim.trace import DEFAULT_BLOCK_SIZE_TOKENS
 from kvsim.workload import Synthetic
 from router.core.settings import Settings
 
-NonNegative = Annotated[float, Meta(ge=0)]
-
 
 class TraceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(description="trace to replay; empty: the [synthetic] load")] = ""
-    speed: Annotated[float, Meta(gt=0, description="replayed this many times as fast")] = 1.0
+    speed: Annotated[float, Meta(gt=0, le=1000, description="replayed this many times as fast")] = 1.0
     begin_s: Annotated[float, Meta(ge=0, description="requests before are left out")] = 0.0
     end_s: Annotated[float, Meta(ge=0, description="requests from then on are left out; 0: none")] = 0.0
     poisson_rps: Annotated[
-        float, Meta(ge=0, description="arrivals drawn at this rate, in the trace's order; 0: as recorded")
+        float,
+        Meta(ge=0, le=1e6, description="arrivals drawn at this rate, in the trace's order; 0: as recorded"),
     ] = 0.0
     block_size_tokens: Annotated[int, Meta(gt=0, description="tokens one hash id stands for")] = (
         DEFAULT_BLOCK_SIZE_TOKENS
@@ -105,7 +104,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefill_policy: Annotated[str, Meta(description="or the policy of coupled nodes")] = "global_cache_aware"
     decode_policy: str = "least_tbt"
     scheduling: Settings = Settings()
-    sample_ms: Annotated[float, Meta(gt=0, description="between samples of load")] = 5_000.0
+    sample_ms: Annotated[float, Meta(ge=100, description="between samples of load")] = 5_000.0
 
     @property
     def label(self) -> str:

@@ -33,6 +33,14 @@ class StepLog:
         return list(zip(self._durations_ms[mark:], self._counts[mark:], strict=True))
 
 
+def later_first(runs: Sequence[tuple[float, int]], wait_ms: float) -> Sequence[tuple[float, int]]:
+    """The same with the first interval longer by `wait_ms`."""
+    if not wait_ms or not runs:
+        return runs
+    first_ms, steps = runs[0]
+    return [(first_ms + wait_ms, 1), (first_ms, steps - 1), *runs[1:]]
+
+
 def tail_mean_ms(runs: Sequence[tuple[float, int]], share: float = TAIL_SHARE) -> float:
     """Mean of the longest `share` of all intervals, the paper's TBT of one request; 0 without intervals."""
     total = sum(steps for _, steps in runs)

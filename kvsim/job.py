@@ -14,7 +14,12 @@ from router.core.view import RequestView
 
 class Outcome(msgspec.Struct, gc=False):
     """`reject_reason` "" when it was served. `hit_tokens` needed not be computed. `prefill_ms` is compute
-    time of the prefill (of all nodes that shared it). Times of requests refused are 0."""
+    time of the prefill (of all nodes that shared it). Times of requests refused are 0.
+
+    `handover_ms`: from the end of a prefill elsewhere until the request joins its decode batch, the waits for
+    its KV and for room. It is part of `ttft_ms`, as the decode side answers the client. Whoever counts the
+    first token where it is computed has it in the first interval instead: `tbt_at_prefill_ms`.
+    """
 
     number: int
     arrived_at: float
@@ -25,6 +30,8 @@ class Outcome(msgspec.Struct, gc=False):
     ttft_ms: float = 0.0
     tbt_ms: float = 0.0
     mean_tbt_ms: float = 0.0
+    handover_ms: float = 0.0
+    tbt_at_prefill_ms: float = 0.0
     hit_tokens: int = 0
     hit_blocks: int = 0
     num_blocks: int = 0
@@ -36,8 +43,13 @@ class Outcome(msgspec.Struct, gc=False):
     def is_served(self) -> bool:
         return not self.reject_reason
 
-    def is_good(self, ttft_slo_ms: float, tbt_slo_ms: float) -> bool:
-        return self.is_served and self.ttft_ms <= ttft_slo_ms and self.tbt_ms <= tbt_slo_ms
+    def is_good(self, ttft_slo_ms: float, tbt_slo_ms: float, at_prefill: bool = False) -> bool:
+        """`at_prefill`: with the first token counted at the end of its prefill."""
+        if at_prefill:
+            ttft_ms, tbt_ms = self.ttft_ms - self.handover_ms, self.tbt_at_prefill_ms
+        else:
+            ttft_ms, tbt_ms = self.ttft_ms, self.tbt_ms
+        return self.is_served and ttft_ms <= ttft_slo_ms and tbt_ms <= tbt_slo_ms
 
 
 class Job:
@@ -52,6 +64,7 @@ class Job:
         "log_mark",
         "needs_transfer",
         "outcome",
+        "prefilled_at",
         "prefilled_tokens",
         "request",
         "view",
@@ -81,6 +94,7 @@ class Job:
         self.decision = Decision()
         self.needs_transfer = False
         self.handed_over = 0  # of two: prefill done, KV arrived at the decode node
+        self.prefilled_at: float | None = None  # by a node that does not decode it
         self.prefilled_tokens = 0
         self.first_wait_ms = 0.0
         self.log_mark = 0

@@ -43,10 +43,12 @@ class LoadSeries(msgspec.Struct):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`good_*`: requests within both SLOs. Shares are of all requests that arrived. `prefill_ms` is
-    compute time a request served. Deviations and `load_correlation`, that of prefill and decode load, are
-    of the time in which requests arrive; below 0 the loads swing in antiphase (arXiv 2407.00079, section
-    7.3). Utilisations are of the time until the last request ended.
+    """`good_*`: requests within both SLOs; `good_share_at_prefill` counts the first token at the end of its
+    prefill. Shares are of all requests that arrived; `goodput_rps` is over the time in which they did.
+    `handover_ms` is of requests that another node prefilled; `prefill_ms` is compute time a request served.
+    Deviations and `load_correlation`, that of prefill and decode load, are of the time in which requests
+    arrive; below 0 the loads swing in antiphase (arXiv 2407.00079, section 7.3). Utilisations are of the time
+    until the last request ended.
     """
 
     name: str
@@ -58,10 +60,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     wasted_prefills: int
     good_requests: int
     good_share: float
+    good_share_at_prefill: float
     goodput_rps: float
     good_tokens: int
     ttft_ms: Distribution
     tbt_ms: Distribution
+    handover_ms: Distribution
     prefill_ms: Distribution
     hit_rate_tokens: float
     hit_rate_blocks: float
@@ -75,11 +79,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
 
 
-def good_share(outcomes: Sequence[Outcome], ttft_slo_ms: float, tbt_slo_ms: float) -> float:
-    """The paper's effective request capacity: the share of requests that arrived and kept both SLOs."""
+def good_share(
+    outcomes: Sequence[Outcome], ttft_slo_ms: float, tbt_slo_ms: float, at_prefill: bool = False
+) -> float:
+    """The paper's effective request capacity: the share of requests that arrived and kept both SLOs.
+    `at_prefill`: with the first token counted at the end of its prefill."""
     if not outcomes:
         return 0.0
-    return sum(o.is_good(ttft_slo_ms, tbt_slo_ms) for o in outcomes) / len(outcomes)
+    return sum(o.is_good(ttft_slo_ms, tbt_slo_ms, at_prefill) for o in outcomes) / len(outcomes)
 
 
 def summarize(
@@ -98,7 +105,7 @@ def summarize(
 ) -> Summary:
     served = [o for o in outcomes if o.is_served]
     good = [o for o in served if o.is_good(ttft_slo_ms, tbt_slo_ms)]
-    arrivals_s = max(outcomes[-1].arrived_at - outcomes[0].arrived_at, 1e-9) if outcomes else 1.0
+    arrivals_s = outcomes[-1].arrived_at - outcomes[0].arrived_at if outcomes else 0.0
     prompt_tokens = sum(o.prompt_tokens for o in served)
     blocks = sum(o.num_blocks for o in served)
     # Not while the last requests run out: that is a slope, and no swing.
@@ -117,10 +124,13 @@ def summarize(
         wasted_prefills=sum(o.wasted_prefill for o in outcomes),
         good_requests=len(good),
         good_share=len(good) / len(outcomes) if outcomes else 0.0,
-        goodput_rps=len(good) / arrivals_s,
+        good_share_at_prefill=good_share(outcomes, ttft_slo_ms, tbt_slo_ms, at_prefill=True),
+        # Requests that all come at once have only their ends.
+        goodput_rps=len(good) / (arrivals_s or duration_s),
         good_tokens=sum(o.prompt_tokens + o.output_tokens for o in good),
         ttft_ms=Distribution.of([o.ttft_ms for o in served]),
         tbt_ms=Distribution.of([o.tbt_ms for o in served if o.output_tokens > 1]),
+        handover_ms=Distribution.of([o.handover_ms for o in served if o.handover_ms]),
         prefill_ms=Distribution.of([o.prefill_ms for o in served]),
         hit_rate_tokens=sum(o.hit_tokens for o in served) / prompt_tokens if prompt_tokens else 0.0,
         hit_rate_blocks=sum(o.hit_blocks for o in served) / blocks if blocks else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,13 +12,23 @@ from kvcore.errors import ConfigError
 from kvsim.trace import Trace, TraceRequest
 from router.core.decision import Decision
 from router.core.record import Arrival, CoreReplay, Header, Line, Progress
+from router.core.recording import Write
 
 
-def write_lines(path: Path, lines: Iterable[Line]) -> None:
+@contextmanager
+def written(path: Path) -> Iterator[Write]:
+    """Takes lines and writes them, one by one: a record may be larger than memory."""
     encoder = msgspec.json.Encoder()
-    with path.open("wb") as file:
-        for line in lines:
-            file.write(encoder.encode(line) + b"\n")
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"--record {path}: cannot be written: {error.strerror}") from error
+
+    def write(line: Line) -> None:
+        file.write(encoder.encode(line) + b"\n")
+
+    with file:
+        yield write
 
 
 def read_lines(path: Path) -> Iterator[Line]:

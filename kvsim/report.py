@@ -9,20 +9,23 @@ from pathlib import Path
 
 import msgspec
 
+from kvcore.errors import ConfigError
 from kvsim import plots
 from kvsim.hit_rate import HitRate
 from kvsim.metrics import Summary
 from kvsim.paper.base import Figure
 from kvsim.runs import Result
 
-Figures = dict[str, bytes]  # by file stem
-
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; color: #222
-} table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
-th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right }
-th:first-child, td:first-child { text-align: left }
-img { max-width: 100% } details { margin: 1em 0 } pre { background: #f6f6f6; padding: 1em; overflow: auto }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1150px; padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
+th, td { padding: .25em .6em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left; white-space: normal }
+.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: 1.5em }
+figure { margin: 0; max-width: 100% } figure img { max-width: 100% }
+figcaption, .notes { color: #555; max-width: 66em } figcaption { max-width: 44em }
+dt { font-weight: 600; float: left; margin-right: .5em } dd { margin: 0 0 .2em }
+details { margin: .5em 0 } pre { background: #f6f6f6; padding: 1em; overflow: auto }
 """
 
 COLUMNS = (
@@ -37,9 +40,22 @@ COLUMNS = (
     "TBT mean",
     "TBT p90",
     "hit rate",
-    "prefill util",
-    "decode util",
+    "prefill busy",
+    "decode busy",
 )
+_NOTES = (
+    ("good", "share of all requests, refused ones included, that kept both SLOs"),
+    ("good/s", "good requests by the time in which requests arrived"),
+    ("TTFT", "arrival to first token, of requests served; it contains the wait for the decode batch"),
+    ("TBT", "of a request, the mean of the longest tenth of its intervals between tokens"),
+    ("hit rate", "share of prompt tokens, of requests served, that needed not be computed"),
+    ("busy", "share of the run in which a node of the pool computed; coupled nodes are under decode"),
+)
+
+
+class Picture(msgspec.Struct, frozen=True):
+    png: bytes
+    caption: str
 
 
 def row(summary: Summary) -> tuple[str, ...]:
@@ -47,102 +63,143 @@ def row(summary: Summary) -> tuple[str, ...]:
     return (
         summary.name,
         str(summary.num_nodes),
-        str(summary.num_requests),
+        f"{summary.num_requests:,}",
         f"{summary.good_share:.1%}",
-        f"{summary.goodput_rps:.3f}",
-        str(summary.rejected_requests),
+        f"{summary.goodput_rps:.3g}",
+        f"{summary.rejected_requests:,}",
         f"{summary.ttft_ms.mean / 1e3:.2f} s",
         f"{summary.ttft_ms.p90 / 1e3:.2f} s",
         f"{summary.tbt_ms.mean:.0f} ms",
         f"{summary.tbt_ms.p90:.0f} ms",
         f"{summary.hit_rate_tokens:.1%}",
-        f"{summary.prefill_utilisation:.0%}",
+        f"{summary.prefill_utilisation:.0%}" if summary.prefill_utilisation else "-",
         f"{summary.decode_utilisation:.0%}",
     )
 
 
-def figures_of(results: Sequence[Result], hit_rates: Sequence[HitRate] = ()) -> Figures:
-    """The plots that fit what was run."""
+def pictures(results: Sequence[Result], hit_rates: Sequence[HitRate] = ()) -> dict[str, Picture]:
+    """The plots that fit what was run, by file stem."""
     first = results[0].config.slo
-    found: Figures = {
-        "ttft_cdf": plots.cdf(results, "ttft_ms", "Time to first token", first.ttft_ms, 1e3, "s"),
-        "tbt_cdf": plots.cdf(results, "tbt_ms", "Time between tokens", first.tbt_ms, 1.0, "ms"),
+    ttft = plots.cdf(results, "ttft_ms", "Time to first token", first.ttft_ms, 1e3, "s")
+    tbt = plots.cdf(results, "tbt_ms", "Time between tokens", first.tbt_ms, 1.0, "ms")
+    left_out = len(results) - plots.MAX_LINES
+    more = f" The last {left_out} runs of the table are left out." if left_out > 0 else ""
+    found = {
+        "ttft_cdf": Picture(ttft, f"Share of requests with at most so much TTFT.{more}"),
+        "tbt_cdf": Picture(tbt, f"Share of requests with at most so much TBT.{more}"),
     }
     names = [result.config.label for result in results]
-    good = [100 * result.summary.good_share for result in results]
-    found["good"] = plots.bars(names, {"good": good}, "Requests within both SLOs", "% of all requests")
+    if len(results) > 1:
+        good = [100 * result.summary.good_share for result in results]
+        drawn = plots.bars(names, {"good": good}, "Requests within both SLOs", "% of all requests")
+        found["good"] = Picture(drawn, "Refused requests count as not good.")
     reasons = sorted({reason for result in results for reason in result.summary.rejected_by_reason})
     if reasons:
         parts = {
             reason: [float(result.summary.rejected_by_reason.get(reason, 0)) for result in results]
             for reason in reasons
         }
-        found["rejected"] = plots.bars(names, parts, "Requests refused, by reason", "requests")
+        drawn = plots.bars(names, parts, "Requests refused, by reason", "requests")
+        found["rejected"] = Picture(drawn, "Reasons are those the router answers with its 429.")
     if hit_rates:
-        curves: dict[str, tuple[list[float], list[float]]] = {}
-        for rate in hit_rates:
-            xs, ys = curves.setdefault(rate.eviction_policy, ([], []))
-            xs.append(rate.capacity_blocks)
-            ys.append(rate.of_blocks)
-        found["hit_rate"] = plots.lines(
-            curves, "Hit rate of one cache by capacity", "blocks", "hit rate", is_log=True
+        caption = "One LRU cache that sees all requests of the trace; no cluster is simulated for this one."
+        found["hit_rate"] = Picture(
+            _by_capacity(hit_rates, results[0].config.trace.block_size_tokens), caption
         )
     for number, result in enumerate(results[: plots.MAX_LINES]):
         if result.series.at:
-            found[f"load_{number}"] = plots.load_over_time(result)
+            caption = (
+                "Prefill: the mean queue before a new prompt by the TTFT SLO. Decode: the mean time of a "
+                "step by the TBT SLO. Memory: the share of the decode nodes' KV memory that is reserved."
+            )
+            found[f"load_{number}"] = Picture(plots.load_over_time(result), caption)
         if any(any(counts) for counts in result.series.hot_replicas):
-            found[f"replicas_{number}"] = plots.replica_heat(result)
+            caption = "The 100 blocks with the most uses, the most used on top: on how many nodes each lies."
+            found[f"replicas_{number}"] = Picture(plots.replica_heat(result), caption)
     return found
+
+
+def _by_capacity(hit_rates: Sequence[HitRate], block_size_tokens: int) -> bytes:
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for rate in hit_rates:
+        xs, ys = curves.setdefault(rate.eviction_policy, ([], []))
+        xs.append(rate.capacity_blocks)
+        ys.append(rate.of_blocks)
+    x = f"capacity (blocks of {block_size_tokens} tokens)"
+    return plots.lines(curves, "Hit rate of one cache by capacity", x, "hit rate (of blocks)", is_log=True)
+
+
+def make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {directory}: no such directory can be made: {error.strerror}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _write_json(path: Path, document: object) -> None:
+    _write(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 
 
 def write_report(
     directory: Path, title: str, results: Sequence[Result], hit_rates: Sequence[HitRate] = ()
 ) -> Path:
     """report.html (nothing outside it is needed), results.json and one PNG a plot. Returns the page."""
-    directory.mkdir(parents=True, exist_ok=True)
-    figures = figures_of(results, hit_rates)
-    for stem, content in figures.items():
-        (directory / f"{stem}.png").write_bytes(content)
-    document = {
-        "title": title,
-        "runs": [{"config": r.config, "summary": r.summary, "load": r.series} for r in results],
-        "hit_rates": list(hit_rates),
-    }
-    (directory / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    make_directory(directory)
+    found = pictures(results, hit_rates)
+    for stem, picture in found.items():
+        _write(directory / f"{stem}.png", picture.png)
+    runs = [{"config": r.config, "summary": r.summary, "load": r.series} for r in results]
+    _write_json(directory / "results.json", {"title": title, "runs": runs, "hit_rates": list(hit_rates)})
     page = directory / "report.html"
-    page.write_text(html_page(title, results, figures), encoding="utf-8")
+    _write(page, html_page(title, results, found).encode())
     return page
+
+
+def write_hit_rates(directory: Path, trace: str, rates: Sequence[HitRate], block_size_tokens: int) -> None:
+    """hit_rates.json and hit_rate.png."""
+    make_directory(directory)
+    _write(directory / "hit_rate.png", _by_capacity(rates, block_size_tokens))
+    _write_json(directory / "hit_rates.json", {"trace": trace, "hit_rates": list(rates)})
 
 
 def write_figure(directory: Path, figure: Figure) -> None:
     """NAME.json and its PNGs."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for stem, content in figure.plots.items():
-        (directory / f"{stem}.png").write_bytes(content)
-    document = msgspec.json.encode(msgspec.structs.replace(figure, plots={}))
-    (directory / f"{figure.name}.json").write_bytes(msgspec.json.format(document) + b"\n")
+        _write(directory / f"{stem}.png", content)
+    _write_json(directory / f"{figure.name}.json", msgspec.structs.replace(figure, plots={}))
 
 
-def html_page(title: str, results: Sequence[Result], figures: Figures) -> str:
+def html_page(title: str, results: Sequence[Result], found: dict[str, Picture]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row(result.summary)) + "</tr>"
         for result in results
     )
     images = "".join(
-        f'<p><img alt="{stem}" src="data:image/png;base64,{base64.b64encode(content).decode()}"></p>'
-        for stem, content in figures.items()
+        f'<figure><img alt="{stem}" src="data:image/png;base64,{base64.b64encode(picture.png).decode()}">'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+        for stem, picture in found.items()
     )
     configs = "".join(
         f"<details><summary>{html.escape(result.config.label)}</summary><pre>"
         f"{html.escape(msgspec.json.format(msgspec.json.encode(result.config)).decode())}</pre></details>"
         for result in results
     )
-    slo = results[0].config.slo
+    notes = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in _NOTES)
+    slo, trace = results[0].config.slo, results[0].summary.trace
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
-        f"<p>Good: TTFT within {slo.ttft_ms / 1e3:g} s and TBT (mean of the longest tenth of a request's "
-        f"intervals) within {slo.tbt_ms:g} ms. Trace {html.escape(results[0].summary.trace)}.</p>"
-        f"<table><tr>{head}</tr>{rows}</table>{images}<h2>Configurations</h2>{configs}</body></html>\n"
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body><h1>{html.escape(title)}</h1>"
+        f"<p>Trace {html.escape(trace)}. SLO: TTFT {slo.ttft_ms / 1e3:g} s, TBT {slo.tbt_ms:g} ms.</p>"
+        f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div><dl class="notes">{notes}</dl>'
+        f'<h2>Plots</h2><div class="plots">{images}</div><h2>Configurations</h2>{configs}</body></html>\n'
     )

@@ -18,8 +18,9 @@ from kvsim.config import SimConfig
 from kvsim.job import Outcome
 from kvsim.metrics import LoadSeries, Summary
 from kvsim.recorded import read_lines, recorded_trace
-from kvsim.trace import Trace, read_trace
+from kvsim.trace import DEFAULT_BLOCK_SIZE_TOKENS, Trace, read_trace
 from kvsim.workload import poisson_arrivals, replay_faster, synthesize, window
+from router.core.recording import Write
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ def load_trace(config: SimConfig) -> Trace:
     if config.synthetic is not None:
         trace = synthesize(config.synthetic, config.seed)
     else:
-        trace = _read(spec.path, spec.block_size_tokens)
+        trace = read_any(spec.path, spec.block_size_tokens)
     if spec.begin_s or spec.end_s:
         trace = window(trace, spec.begin_s, spec.end_s)
     if spec.poisson_rps:
@@ -47,15 +48,18 @@ def load_trace(config: SimConfig) -> Trace:
 
 
 @lru_cache(maxsize=2)
-def _read(path: str, block_size_tokens: int) -> Trace:
+def read_any(path: str, block_size_tokens: int = DEFAULT_BLOCK_SIZE_TOKENS) -> Trace:
+    """A trace, or a record of decisions; read once however many runs replay it."""
     if Path(path).suffix == ".record":
         return recorded_trace(read_lines(Path(path)), Path(path).stem)
     return read_trace(Path(path), block_size_tokens)
 
 
-def simulate(config: SimConfig, progress: Callable[[int], None] | None = None) -> Result:
+def simulate(
+    config: SimConfig, progress: Callable[[int], None] | None = None, record: Write | None = None
+) -> Result:
     began_s = time.process_time()
-    cluster = Cluster(config, load_trace(config), progress=progress)
+    cluster = Cluster(config, load_trace(config), record, progress)
     cluster.run()
     return Result(config, cluster.summary(), cluster.outcomes, cluster.series, time.process_time() - began_s)
 

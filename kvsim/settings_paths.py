@@ -33,10 +33,16 @@ def configure(file: str, overrides: Mapping[str, Any]) -> SimConfig:
 def variants(
     file: str, overrides: Mapping[str, Any], axes: Sequence[tuple[str, list[str]]]
 ) -> list[SimConfig]:
-    """One configuration for each combination of the axes' values, named after what is different."""
+    """One configuration for each combination of the axes' values, named after what is different. An axis
+    "a:b" with values "4:12" changes two settings together."""
     found = []
     for values in itertools.product(*(values for _, values in axes)):
-        chosen = dict(zip((name for name, _ in axes), values, strict=True))
+        chosen: dict[str, str] = {}
+        for (name, _), value in zip(axes, values, strict=True):
+            names, parts = name.split(":"), value.split(":")
+            if len(names) != len(parts):
+                raise ConfigError(f"{name}={value}: as many values as names are needed, divided by colons")
+            chosen.update(zip(names, parts, strict=True))
         label = ", ".join(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in chosen.items())
         found.append(configure(file, {**overrides, **chosen, "name": label}))
     return found
@@ -45,9 +51,10 @@ def variants(
 def comparison(file: str, overrides: Mapping[str, Any]) -> list[SimConfig]:
     """A file with a `[base]` table and `[[runs]]`, each with a name and what it changes: dotted names."""
     tables = read_file(Path(file))
-    runs = tables.get("runs")
+    runs: Any = tables.get("runs")
     base = tables.get("base", {})
-    if not isinstance(runs, list) or not runs or set(tables) - {"base", "runs"}:
+    is_list = isinstance(runs, list) and runs and all(isinstance(run, Mapping) for run in runs)
+    if not is_list or not isinstance(base, Mapping) or set(tables) - {"base", "runs"}:
         raise ConfigError(f"{file}: a comparison has a [base] table and [[runs]], nothing else")
     return [configure("", {**flatten(base), **flatten(run), **overrides}) for run in runs]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,13 @@ def _requests(path: Path, rows: Iterator[Any], block_size_tokens: int) -> Iterat
 
 
 def _request(row: Mapping[str, Any], block_size_tokens: int) -> TraceRequest:
-    prompt_tokens = int(_first(row, _PROMPTS, "a prompt length"))
-    output_tokens = int(_first(row, _OUTPUTS, "an output length"))
+    prompt_tokens = _integer(_first(row, _PROMPTS, "a prompt length"), "a prompt length")
+    output_tokens = _integer(_first(row, _OUTPUTS, "an output length"), "an output length")
     if prompt_tokens < 1 or output_tokens < 0:
         raise ValueError(f"lengths of {prompt_tokens} and {output_tokens} tokens make no request")
-    hash_ids = row.get("hash_ids", ())
+    hash_ids = row.get("hash_ids") or []
+    if not isinstance(hash_ids, list) or not all(type(i) is int and 0 <= i < 2**64 for i in hash_ids):
+        raise ValueError("hash_ids is a list of integers from 0 to 2^64 - 1, one a block")
     expected = -(-prompt_tokens // block_size_tokens)
     if hash_ids and len(hash_ids) != expected:
         raise ValueError(
@@ -120,10 +123,10 @@ def _request(row: Mapping[str, Any], block_size_tokens: int) -> TraceRequest:
         _arrival_s(row),
         prompt_tokens,
         max(output_tokens, 1),
-        tuple(map(int, hash_ids)),
+        tuple(hash_ids),
         str(row.get("tenant", "default")),
         str(row.get("session_id", "")),
-        int(row.get("priority", 0)),
+        _integer(row.get("priority", 0), "a priority"),
     )
 
 
@@ -133,12 +136,32 @@ def _arrival_s(row: Mapping[str, Any]) -> float:
             # Azure writes seven digits of a second's fraction; Python reads six.
             text = str(row[name])
             head, _, fraction = text.partition(".")
-            moment = datetime.datetime.fromisoformat(head).replace(tzinfo=datetime.timezone.utc)
-            return moment.timestamp() + (float(f"0.{fraction[:6]}") if fraction else 0.0)
+            try:
+                moment = datetime.datetime.fromisoformat(head).replace(tzinfo=datetime.timezone.utc)
+                return moment.timestamp() + (float(f"0.{fraction[:6]}") if fraction else 0.0)
+            except ValueError:
+                raise ValueError(f"{name} is {text!r}, not a time such as 2023-11-16 18:17:03.97") from None
     for name in _ARRIVALS_S:
         if name in row:
-            return float(row[name])
-    return float(_first(row, _ARRIVALS_MS, "an arrival time")) / 1e3
+            return _number(row[name], "an arrival time")
+    return _number(_first(row, _ARRIVALS_MS, "an arrival time"), "an arrival time") / 1e3
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{what} of {value!r} is no number")
+    return number
+
+
+def _integer(value: Any, what: str) -> int:
+    number = _number(value, what)
+    if not number.is_integer():
+        raise ValueError(f"{what} of {value!r} is no whole number")
+    return int(number)
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str], what: str) -> Any:

@@ -26,8 +26,15 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_size_tokens: int = 512
 
     def __post_init__(self) -> None:
-        if self.num_requests < 1 or self.requests_per_s <= 0 or self.prompt_tokens < 1:
-            raise ConfigError("synthetic: num_requests, requests_per_s and prompt_tokens must be positive")
+        if self.num_requests < 1 or self.prompt_tokens < 1:
+            raise ConfigError("synthetic: num_requests and prompt_tokens must be positive")
+        if not 0 < self.requests_per_s <= 1e6:
+            raise ConfigError(f"synthetic: requests_per_s must be in (0, 1e6], not {self.requests_per_s:g}")
+        if self.max_prompt_tokens and self.max_prompt_tokens < self.prompt_tokens:
+            raise ConfigError(
+                f"synthetic: max_prompt_tokens {self.max_prompt_tokens} is below prompt_tokens "
+                f"{self.prompt_tokens}; prompts are drawn between the two"
+            )
         if not 0.0 <= self.prefix_ratio <= 1.0:
             raise ConfigError(f"synthetic: prefix_ratio must be in [0, 1], not {self.prefix_ratio}")
         if self.num_groups < 1 or self.block_size_tokens < 1 or self.output_tokens < 1:

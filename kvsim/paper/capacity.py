@@ -38,6 +38,10 @@ def configs(traces: Traces, trace: str) -> list[SimConfig]:
     ]
 
 
+def gain(ours: float, other: float) -> str:
+    return f"{100 * (ours / other - 1):+.0f} %" if other else "others serve none"
+
+
 def run(traces: Traces, many: Many) -> Figure:
     rows: list[Row] = []
     claims: list[Claim] = []
@@ -45,15 +49,19 @@ def run(traces: Traces, many: Many) -> Figure:
     for trace in ("conversation", "synthetic"):
         results = many(configs(traces, trace))
         for slo_ms in TBT_SLOS_MS:
+            at = f"{trace}, TBT {slo_ms:.0f} ms"
             shares = {r.config.name: good_share(r.outcomes, TTFT_SLO_MS, slo_ms) for r in results}
             ours = shares.pop(OURS)
-            rows.append(Row(f"{trace}, TBT {slo_ms:.0f} ms: ours", "", percent(ours)))
-            rows += [Row(f"{trace}, TBT {slo_ms:.0f} ms: {n}", "", percent(v)) for n, v in shares.items()]
-            for label, other in (("best", max(shares.values())), ("plain", shares["vLLM"])):
-                paper = PAPER.get((trace, slo_ms), "") if label == "best" else ""
-                gain = f"{100 * (ours / other - 1):+.0f} %" if other else "others serve none"
-                rows.append(Row(f"{trace}, TBT {slo_ms:.0f} ms: gain over the {label} vLLM", paper, gain))
-            claims.append(Claim(f"{trace}, {slo_ms:.0f} ms: above all three", ours > max(shares.values())))
+            others = max(shares.values())
+            at_prefill = good_share(results[0].outcomes, TTFT_SLO_MS, slo_ms, at_prefill=True)
+            rows.append(Row(f"{at}: ours", "", percent(ours)))
+            rows.append(Row(f"{at}: ours, first token counted at prefill", "", percent(at_prefill)))
+            rows += [Row(f"{at}: {name}", "", percent(share)) for name, share in shares.items()]
+            rows.append(
+                Row(f"{at}: gain over the best vLLM", PAPER.get((trace, slo_ms), ""), gain(ours, others))
+            )
+            rows.append(Row(f"{at}: gain over plain vLLM", "", gain(ours, shares["vLLM"])))
+            claims.append(Claim(f"{trace}, {slo_ms:.0f} ms: above all three", min(ours, at_prefill) > others))
         for field, slo, unit_ms, unit in (("ttft_ms", TTFT_SLO_MS, 1e3, "s"), ("tbt_ms", 200.0, 1.0, "ms")):
             title = f"Figure 7: {trace}, {field.removesuffix('_ms').upper()}"
             figures[f"figure7_{trace}_{field}"] = plots.cdf(results, field, title, slo, unit_ms, unit)
@@ -65,6 +73,8 @@ def run(traces: Traces, many: Many) -> Figure:
         "Same order, smaller gains. The paper's vLLM suffers more: preemptions, CPU overhead in the step "
         "and prefills that are batched stretch its stalls; our coupled node has none of these, and its "
         "chunked prefill has an ideal scheduler. TBT is the mean of the longest tenth of a request's "
-        "intervals, as in the paper, so one whole prefill in a short answer is enough to lose it.",
+        "intervals, as in the paper, so one whole prefill in a short answer is enough to lose it. Coupled "
+        "nodes answer themselves, so that where the first token is counted makes no difference to them; ours "
+        "is given both ways.",
         figures,
     )

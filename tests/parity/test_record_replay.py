@@ -9,7 +9,7 @@ from kvcore.errors import ConfigError
 from kvsim.cluster import Cluster
 from kvsim.config import ClusterSpec, SimConfig, Slo, TraceSpec
 from kvsim.engine_model import EngineSpec
-from kvsim.recorded import read_lines, recorded_trace, replay, write_lines
+from kvsim.recorded import read_lines, recorded_trace, replay, written
 from kvsim.runs import load_trace, simulate
 from router.core.record import Arrival, Line
 from router.core.settings import Settings
@@ -58,7 +58,9 @@ def test_replayed_decisions_are_the_recorded_ones(
     )
     cluster, lines = record(config)
     file = tmp_path / "run.record"
-    write_lines(file, lines)
+    with written(file) as write:
+        for line in lines:
+            write(line)
     num_decisions = 0
     for then, now in replay(read_lines(file)):
         assert then == Arrival.of(then.request, now, then.at)
@@ -82,7 +84,9 @@ def test_a_record_is_a_trace_for_another_cluster(tmp_path: Path) -> None:
     config = SimConfig(trace=TraceSpec(path=HEAD, end_s=60.0))
     cluster, lines = record(config)
     file = tmp_path / "run.record"
-    write_lines(file, lines)
+    with written(file) as write:
+        for line in lines:
+            write(line)
     trace = recorded_trace(read_lines(file), "run")
     assert [(r.prompt_tokens, r.output_tokens) for r in trace.requests] == [
         (o.prompt_tokens, o.output_tokens) for o in cluster.outcomes

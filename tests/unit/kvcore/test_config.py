@@ -57,7 +57,7 @@ def test_the_three_file_formats_mean_the_same(tmp_path, name, text):
             "pool_size_byte = 5",
             r"app.toml: unknown key 'pool_size_byte' \(did you mean 'pool_size_bytes'",
         ),
-        ("pool_size_bytes = 5\n[limits]\nmax_kes = 3", r"limits.unknown key 'max_kes' .*'max_keys'"),
+        ("pool_size_bytes = 5\n[limits]\nmax_kes = 3", r"limits: unknown key 'max_kes' .*'max_keys'"),
         ("pool_size_bytes = '5 parsecs'", "app.toml: pool_size_bytes: not a size"),
         ("pool_size_bytes = 5\nlease_ms = 'soon'", "app.toml: lease_ms: not a duration"),
         ("pool_size_bytes = 5\nverify = 'yes'", "app.toml: verify = 'yes'"),

@@ -51,6 +51,14 @@ def test_sweep_runs_every_combination(capsys: pytest.CaptureFixture[str]) -> Non
     assert [run["num_nodes"] for run in runs] == [10, 12, 16] * 2
 
 
+def test_settings_of_a_sweep_can_change_together(capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["--vary", "cluster.prefill_nodes:cluster.decode_nodes=4:12,8:8", "--processes", "1"]
+    assert main(["sweep", CONFIG, *SHORT, *vary]) == 0
+    runs = summaries(capsys)
+    assert [run["num_nodes"] for run in runs] == [16, 16]
+    assert runs[0]["prefill_utilisation"] != runs[1]["prefill_utilisation"]
+
+
 def test_plan_finds_a_cluster_that_keeps_the_slo_and_no_smaller_one_tried_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -66,8 +74,11 @@ def test_plan_says_when_there_is_none(capsys: pytest.CaptureFixture[str]) -> Non
     assert "not even 2 nodes keep the SLO" in capsys.readouterr().err
 
 
-def test_hit_rates_by_capacity(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["hit-rate", HEAD, "--capacities", "1000,100000", "--policies", "lru,sieve"]) == 0
+def test_hit_rates_by_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["hit-rate", HEAD, "--capacities", "1000,100000", "--policies", "lru,sieve"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert len(json.loads((tmp_path / "out" / "hit_rates.json").read_text())["hit_rates"]) == 4
+    assert (tmp_path / "out" / "hit_rate.png").read_bytes().startswith(b"\x89PNG")
     assert "sieve" in capsys.readouterr().out
     assert main(["hit-rate", HEAD, "--capacities", "1000,100000", "--json"]) == 0
     small, large = summaries(capsys)
@@ -78,8 +89,9 @@ def test_hit_rates_by_capacity(capsys: pytest.CaptureFixture[str]) -> None:
     "file", sorted((ROOT / "configs" / "sim").glob("*.toml")), ids=lambda file: file.stem
 )
 def test_every_configuration_that_is_shipped_runs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "compare" if "[[runs]]" in file.read_text() else "run"
-    assert main([command, str(file), *SHORT, "--processes", "1"]) == 0
+    is_comparison = "[[runs]]" in file.read_text()
+    command = ["compare", "--processes", "1"] if is_comparison else ["run"]
+    assert main([*command, str(file), *SHORT]) == 0
     assert all(run["num_requests"] for run in summaries(capsys))
 
 
@@ -104,6 +116,13 @@ def test_a_figure_prints_its_rows_and_writes_its_plots(
         (["run", CONFIG, "--trace", HEAD, "--set", "cluster.nodes=3"], "unknown key 'nodes'"),
         (["run", CONFIG, "--trace", HEAD, "--set", "seed"], "write NAME=VALUE"),
         (["compare", CONFIG, "--trace", HEAD], r"has a \[base\] table and \[\[runs\]\]"),
+        (["run", CONFIG, "--trace", HEAD, "--set", "cluster.kind=mixed"], r"one of disaggregated, coupled"),
+        (["run", CONFIG, "--trace", HEAD, "--set", "trace.speed=inf"], "Expected `float` <= 1000"),
+        (["run", CONFIG, "--trace", HEAD, "--record", "/nowhere/x.record"], "--record .*: cannot be written"),
+        (["run", CONFIG, "--trace", HEAD, "--out", CONFIG], "--out .*: no such directory can be made"),
+        (["sweep", CONFIG, "--trace", HEAD, "--vary", "seed:sample_ms=1"], "as many values as names"),
+        (["hit-rate", HEAD, "--policies", "fifo"], "no eviction policy 'fifo'"),
+        (["hit-rate", "nowhere.record"], "nowhere.record: cannot be read"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -112,3 +131,37 @@ def test_mistakes_are_told_in_one_line(
     assert main(arguments) == 2
     error = capsys.readouterr().err.strip()
     assert re.search(words, error) and "\n" not in error
+
+
+@pytest.mark.parametrize("text", ["runs = [3]\n", 'base = 3\n[[runs]]\nname = "a"\n', "runs = []\n"])
+def test_a_comparison_of_something_else_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    assert main(["compare", str(file), "--trace", HEAD]) == 2
+    assert "bad.toml: a comparison has a [base] table" in capsys.readouterr().err
+
+
+def test_hit_rates_need_hashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4808,10\n")
+    assert main(["hit-rate", str(file)]) == 2
+    assert "has no hash_ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hit-rate", HEAD, "--capacities", "10,0"], "'0' is no positive whole number"),
+        (["hit-rate", HEAD, "--warmup-share", "2"], "'2' is no share"),
+        (["plan", CONFIG, "--good-share", "95"], "'95' is no share"),
+        (["sweep", CONFIG, "--vary", "seed=1,2", "--processes", "-3"], "'-3' is no positive whole number"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert words in capsys.readouterr().err

@@ -127,6 +127,24 @@ def test_a_slow_network_is_felt() -> None:
     assert slow.ttft_ms.mean > 1.5 * fast.ttft_ms.mean and slow.tbt_ms.mean < 1.5 * fast.tbt_ms.mean
 
 
+def test_the_first_token_can_be_counted_where_it_is_computed() -> None:
+    """The wait for KV and room is in TTFT or in the first interval, never in both or in neither."""
+    slow = replace(BASE, engine=replace(BASE.engine, nic_bytes_per_s=1e9))
+    outcomes = simulate(slow).outcomes
+    waited = [o for o in outcomes if o.handover_ms > 1.0]
+    assert len(waited) > 100
+    for o in waited:
+        if 1 < o.output_tokens <= 11:  # a tenth of its intervals: the longest alone
+            assert o.tbt_at_prefill_ms == pytest.approx(max(o.tbt_ms, o.handover_ms + o.tbt_ms), rel=0.2)
+        if o.output_tokens > 1:
+            assert o.tbt_at_prefill_ms > o.tbt_ms
+    # So slow a network costs TTFT when the decode side answers, and TBT when the prefill side does.
+    short = [replace(o, tbt_ms=0.0) for o in waited]
+    assert good_share(short, 30_000.0, 200.0) > 0.5 > good_share(short, 30_000.0, 200.0, at_prefill=True)
+    coupled = simulate(COUPLED).outcomes
+    assert all(o.handover_ms == 0.0 and o.tbt_at_prefill_ms == o.tbt_ms for o in coupled)
+
+
 def test_layer_wise_transfer_hides_the_network() -> None:
     narrow = replace(BASE, engine=replace(BASE.engine, nic_bytes_per_s=5e9))
     assert summary(narrow).ttft_ms.mean < summary(on(narrow, layerwise=False)).ttft_ms.mean

@@ -13,7 +13,7 @@ from kvsim.batch import Batch
 from kvsim.block_cache import BlockCache
 from kvsim.decode_node import DecodeNode
 from kvsim.engine_model import MODELS, EngineSpec, pipelined_prefill
-from kvsim.intervals import tail_mean_ms
+from kvsim.intervals import later_first, tail_mean_ms
 from kvsim.job import Job
 from kvsim.network import Link, Network
 from kvsim.trace import TraceRequest
@@ -130,6 +130,12 @@ def test_what_dram_evicts_goes_to_ssd_and_comes_back_when_used() -> None:
     assert changes.to_dram == first and sorted(changes.from_ssd) == first
     assert cache.leading(first) == (2, 0) and cache.leading(second) == (2, 2)
     assert len(cache) == 4
+
+
+def test_a_later_first_interval_makes_no_more_intervals() -> None:
+    runs = [(10.0, 3), (20.0, 1)]
+    assert list(later_first(runs, 5.0)) == [(15.0, 1), (10.0, 2), (20.0, 1)]
+    assert later_first(runs, 0.0) == runs and later_first([], 5.0) == []
 
 
 def test_the_tail_mean_is_that_of_the_longest_tenth() -> None:

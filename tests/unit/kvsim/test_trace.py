@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,28 @@ def test_lengths_in_json_lines_come_out_in_order_of_arrival(tmp_path: Path) -> N
             '{"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [1]}\n',
             "1 hash_ids for 513 tokens; blocks of 512 tokens make 2",
         ),
+        ('{"timestamp": 0, "input_length": 5.5, "output_length": 5}\n', "5.5 is no whole number"),
+        (
+            '{"timestamp": 0, "input_length": 1e400, "output_length": 5}\n',
+            "a prompt length of inf is no number",
+        ),
+        (
+            '{"timestamp": NaN, "input_length": 5, "output_length": 5}\n',
+            "an arrival time of nan is no number",
+        ),
+        ('{"timestamp": "noon", "input_length": 5, "output_length": 5}\n', "an arrival time of 'noon'"),
+        ('{"TIMESTAMP": "noon", "input_length": 5, "output_length": 5}\n', "TIMESTAMP is 'noon', not a time"),
+        (
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "priority": "high"}\n',
+            "a priority of 'high'",
+        ),
+        *(
+            (
+                '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": ' + ids + "}\n",
+                "a list of integers",
+            )
+            for ids in ("7", '["x"]', "[-1]", "[18446744073709551616]", "[1.5]", "[true]")
+        ),
     ],
 )
 def test_a_bad_trace_says_what_is_wrong_and_where(tmp_path: Path, text: str, words: str) -> None:
@@ -65,6 +88,23 @@ def test_a_bad_trace_says_what_is_wrong_and_where(tmp_path: Path, text: str, wor
     with pytest.raises(ConfigError, match=words) as raised:
         read_trace(file)
     assert "bad.jsonl" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"requests_per_s": float("inf")}, "requests_per_s must be in"),
+        ({"requests_per_s": 0.0}, "requests_per_s must be in"),
+        (
+            {"prompt_tokens": 1000, "max_prompt_tokens": 100},
+            "max_prompt_tokens 100 is below prompt_tokens 1000",
+        ),
+        ({"prefix_ratio": 1.5}, "prefix_ratio must be in"),
+    ],
+)
+def test_a_bad_synthetic_load_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Synthetic(**changes)
 
 
 def test_a_missing_trace_is_an_error_with_its_name(tmp_path: Path) -> None:
