@@ -1,29 +1,20 @@
 """Fixtures of the engine tests: models, an older vLLM, hosts and stores. Downloads and models are cached."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.packages import cache_root, unpacked
-from tests.engine.rig import BLOCK_TOKENS, ROOT, EngineHost, StoreProcess, request, tokens_of
+from tests.engine.packages import unpacked
+from tests.engine.rig import EngineHost, StoreProcess, engine_settings, make_tiny_model, request, tokens_of
 
 OLD_VLLM = "0.28.0"
 
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., str]:
-    def make(*options: str) -> str:
-        out = cache_root() / "models" / "-".join(["tiny", *options]).replace("--", "")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "tiny", str(out), *options]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        return str(out)
-
-    return make
+    return make_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +30,7 @@ def old_vllm() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_kwargs(model: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "enforce_eager": True,
-        "max_model_len": 2048,
-        "block_size": BLOCK_TOKENS,
-        "dtype": "float32",
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 2048,
-        "kv_cache_memory_bytes": 64 << 20,
-        "prefix_caching_hash_algo": "sha256_cbor",
-        "seed": 0,
-    }
+    return engine_settings(model)
 
 
 @pytest.fixture(scope="session")

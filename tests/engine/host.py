@@ -119,6 +119,10 @@ class EngineHolder:
         samples = [sample for family in REGISTRY.collect() for sample in family.samples]
         return {"samples": {each.name: each.value for each in samples if each.name.startswith(prefix)}}
 
+    def store_counters(self) -> dict[str, Any]:
+        """Of the worker's client of the store."""
+        return dict(self._sides()[1]._store.counters())
+
     def kill_at(self, place: str, pid: int, after: int = 0) -> dict[str, Any]:
         """SIGKILL to `pid` (0: this process) when the worker has passed `place` for the (after + 1)-th time.
 

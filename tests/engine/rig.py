@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.engine.packages import cache_root
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_TIMEOUT_SECONDS = 240.0
 BLOCK_TOKENS = 32
@@ -38,6 +40,31 @@ OFFLINE_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "PYTHONWARNINGS": "ignore",
 }
+
+
+def make_tiny_model(*options: str) -> str:
+    """A model folder in the cache; `options` are those of scripts/make_model.py."""
+    out = cache_root() / "models" / "-".join(["tiny", *options]).replace("--", "")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "tiny", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    return str(out)
+
+
+def engine_settings(model: str) -> dict[str, Any]:
+    """Of vllm.LLM."""
+    return {
+        "model": model,
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "block_size": BLOCK_TOKENS,
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 64 << 20,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        "seed": 0,
+    }
 
 
 def free_port() -> int:
@@ -86,9 +113,9 @@ class EngineHost:
         self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
         self.process.stdin.flush()
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, timeout_s: float = ANSWER_TIMEOUT_SECONDS) -> dict[str, Any]:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], ANSWER_TIMEOUT_SECONDS)
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
         assert line, f"no answer from the engine; the end of its log:\n{self._log_tail()}"
         answer: dict[str, Any] = json.loads(line)
