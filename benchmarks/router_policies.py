@@ -1,49 +1,51 @@
-"""TTFT by routing policy: two real vLLM engines on CPU, a burst of questions about a few long documents.
+"""TTFT by routing policy: real vLLM engines on CPU, questions about a few long documents.
 
-    scripts/bench router_policies [--quick] [--rounds N] [--json FILE]
+    scripts/bench router_policies [--layout mixed|pd] [--quick] [--rounds N] [--json FILE]
 
-Which policy is better depends on what an engine can do about a prefix that another one has, so there are two
-setups, each with two mixed engines of its own:
+Each engine computes on one thread, and its own cache has room for some of the documents only. A document is
+asked about the more often the lower its number (Zipf), in no order, at random times (Poisson).
+
+--layout mixed compares policies as the paper's figure does, each over two engines that prefill and decode:
 
   own caches    vLLM as it is: a prefix is where it was computed. random, least_loaded, cache_aware
-  and a store   with our connector and one mooncake-store, seen as one on another host: whatever one
-                engine has computed the other can fetch. The same, and global_cache_aware
+  and a store   with our connector and one mooncake-store, seen as one on another host: what one engine has
+                computed, the other can fetch, and so can the one that has forgotten it. global_cache_aware
 
-The paper's figure compares the first three of the first setup with the last of the second: its engines
-fetch only where global_cache_aware says so. Ours ask the store whoever routes, so the other rows of the
-second setup show what the store alone gives.
+The paper's engines fetch only where global_cache_aware says so; ours ask the store whoever routes, so `--all`
+adds the other policies with a store: what that gives by itself.
 
-All engines run throughout (idle ones do not compute), are profiled once (`mooncake-router profile`, for what
-the routers predict), and forget their prefixes before each turn; each turn's documents begin with words of
-their own. Within a round every policy gets the same questions in the same order at the same times (Poisson).
-Compare within one run: times are those of a small model on this machine.
+--layout pd compares one prefill and one decode engine (--pd-protocol suite) with the same two engines mixed,
+at the same load: answers are longer, and the times between tokens are looked at too.
+
+Within a round everybody gets the same questions in the same order at the same times, one after the other, and
+who begins changes with the round. So what is compared is the difference within a round; its interval is a
+bootstrap over rounds. Engines forget their prefixes before each turn, whose documents begin with words of its
+own; engines and routers run throughout (idle ones do not compute), and routers predict by what
+`mooncake-router profile` measured. Compare within one run: times are those of a small model on this machine.
 """
 
 import argparse
 import signal
-import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from demo_lib.cli import make_model
 from demo_lib.processes import DemoError, Processes
 from demo_lib.workload import DATA_DIR
-from policiesbench.cluster import POLICIES, Cluster
-from policiesbench.runner import Runner, order, profile
-from policiesbench.workload import Plan, Turn
+from msgspec.structs import replace
+from policiesbench.cells import LAYOUTS, LAYOUTS_PLAN, PAPER, STORE_FOR_ALL, Cell, order
+from policiesbench.cluster import Cluster, Model
+from policiesbench.figures import Turn, mean_ttft_ms
+from policiesbench.runner import Runner, profile
+from policiesbench.tables import Turns, by_cell, layouts_table, policies_table
+from policiesbench.workload import Plan
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
-_PAPER_ORDER = (
-    ("and a store", "global_cache_aware"),
-    ("own caches", "cache_aware"),
-    ("own caches", "least_loaded"),
-    ("own caches", "random"),
-)
-_WIDTH_IN_A_PIPE = 120
+_WIDTH_IN_A_PIPE = 140
 _BYTES_PER_TOKEN = {"smollm2": 4.0, "tiny": 1.0}
 
 
@@ -52,78 +54,64 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    model_name = "tiny" if args.quick else "smollm2"
-    plan = Plan(documents=args.documents, questions=args.questions, load=args.load, seed=args.seed)
-    if args.quick:
-        plan = Plan(documents=3, questions=3, document_bytes=2000, load=args.load, seed=args.seed)
-    rounds = 1 if args.quick else args.rounds
+    name = "tiny" if args.quick else "smollm2"
+    plan, rounds = _plan(args), 1 if args.quick else args.rounds
+    cells = LAYOUTS if args.layout == "pd" else (*PAPER, *STORE_FOR_ALL) if args.all else PAPER
     try:
-        model = make_model(model_name, args.cache)
-        turns, rate = _run(plan, rounds, model, _BYTES_PER_TOKEN[model_name])
+        model = Model(make_model(name, args.cache), _BYTES_PER_TOKEN[name])
+        turns, rate_per_s = _run(plan, cells, rounds, model)
     except DemoError as error:
         print(f"router_policies: {error}", file=sys.stderr)
         return 1
+    found = by_cell(sorted(turns, key=lambda turn: cells.index(Cell(turn.engines, turn.routed))))
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE)
-    console.print(_table(turns, rate))
-    means = {cell: _mean(turns, *cell, "mean_ttft_ms") for cell in _PAPER_ORDER}
-    told = " < " if list(means.values()) == sorted(means.values()) else ", "
-    console.print("Mean TTFT: " + told.join(f"{policy} {means[s, policy]:.0f} ms" for s, policy in means))
+    if args.layout == "pd":
+        console.print(layouts_table(found, rate_per_s, plan.seed))
+    else:
+        console.print(policies_table(found, rate_per_s, plan.seed))
+        console.print(_paper_order(found))
     if args.json:
-        document = {"plan": msgspec.to_builtins(plan), "model": model_name, "requests_per_s": rate}
+        document = {"plan": msgspec.to_builtins(plan), "model": name, "requests_per_s": rate_per_s}
         document["turns"] = msgspec.to_builtins(turns)
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        args.json.write_bytes(msgspec.json.encode(document) + b"\n")
     return 0
 
 
-def _run(plan: Plan, rounds: int, model: Path, bytes_per_token: float) -> tuple[list[Turn], float]:
+def _plan(args: argparse.Namespace) -> Plan:
+    plan = LAYOUTS_PLAN if args.layout == "pd" else Plan()
+    if args.quick:
+        plan = replace(plan, requests=9, documents=3, document_bytes=1000)
+    given: dict[str, Any] = {name: getattr(args, name) for name in ("requests", "documents", "load", "seed")}
+    return replace(plan, **{name: value for name, value in given.items() if value is not None})
+
+
+def _run(plan: Plan, cells: tuple[Cell, ...], rounds: int, model: Model) -> tuple[list[Turn], float]:
     texts = [(DATA_DIR / f"{name}.txt").read_text() for name in ("declaration", "genesis")]
     with tempfile.TemporaryDirectory(prefix="pol.") as name, Processes(Path(name)) as processes:
-        cluster = Cluster(processes, model, Path(name))
-        print("router_policies: starting a store and four engines", file=sys.stderr)
-        cluster.start()
+        cluster = Cluster(processes, model, plan, cells, Path(name))
+        print("router_policies: starting a store and the engines", file=sys.stderr)
+        cluster.start_engines()
         config = Path(name) / "router.toml"
-        prefill = profile(cluster, model, config)
-        tokens = round(plan.document_bytes / bytes_per_token)
-        rate = plan.load * 2 * 1e3 / prefill.compute_ms(tokens, 0)
-        cells = sum(map(len, POLICIES.values()))
-        total = plan.documents * plan.questions * cells * rounds
+        prefill = profile(cluster, model, plan, config)
+        rate_per_s = plan.load * 2 * 1e3 / prefill.compute_ms(model.document_tokens(plan), 0)
+        cluster.start_routers(config)
         turns = []
+        total = plan.requests * len(cells) * rounds
         with tqdm(total=total, unit=" requests", dynamic_ncols=True, file=sys.stderr) as bar:
-            runner = Runner(processes, cluster, config, bar.update)
+            runner = Runner(cluster, plan, texts, bar.update)
+            runner.warm_up()
             for number in range(rounds):
-                for setup, policy in order(number):
-                    bar.set_description(f"round {number + 1}, {setup}, {policy}")
-                    turns.append(runner.turn(plan, setup, policy, number, texts, rate))
-        return turns, rate
+                for cell in order(cells, number):
+                    bar.set_description(f"round {number + 1}, {cell.engines}, {cell.routed}")
+                    turns.append(runner.turn(cell, number, rate_per_s))
+        return turns, rate_per_s
 
 
-def _mean(turns: list[Turn], setup: str, policy: str, field: str) -> float:
-    values = [getattr(turn, field) for turn in turns if (turn.setup, turn.policy) == (setup, policy)]
-    return statistics.fmean(values)
-
-
-def _table(turns: list[Turn], rate: float) -> Table:
-    rounds = 1 + max(turn.round for turn in turns)
-    title = f"{turns[0].requests} requests at {rate:.2f}/s, {rounds} round{'s' * (rounds > 1)}"
-    table = Table(title=title, title_justify="left")
-    for name in ("engines with", "policy"):
-        table.add_column(name)
-    for name in ("mean TTFT, ms", "by round", "p90, ms", "cached, %", "from the store, %"):
-        table.add_column(name, justify="right")
-    for setup, policies in POLICIES.items():
-        for policy in policies:
-            own = [turn for turn in turns if (turn.setup, turn.policy) == (setup, policy)]
-            table.add_row(
-                setup,
-                policy,
-                f"{_mean(turns, setup, policy, 'mean_ttft_ms'):.0f}",
-                ", ".join(f"{turn.mean_ttft_ms:.0f}" for turn in own),
-                f"{_mean(turns, setup, policy, 'p90_ttft_ms'):.0f}",
-                f"{100 * _mean(turns, setup, policy, 'hit_rate'):.0f}",
-                f"{100 * _mean(turns, setup, policy, 'store_rate'):.0f}",
-            )
-    return table
+def _paper_order(turns: Turns) -> str:
+    means = {cell: sum(map(mean_ttft_ms, turns[cell])) / len(turns[cell]) for cell in reversed(PAPER)}
+    told = " < " if list(means.values()) == sorted(means.values()) else ", "
+    return "Mean TTFT: " + told.join(f"{cell.routed} {means[cell]:.0f} ms" for cell in means)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,20 +120,20 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = Plan()
+    parser.add_argument("--layout", choices=("mixed", "pd"), default="mixed", help="default: mixed")
+    parser.add_argument("--all", action="store_true", help="with mixed: every policy with a store as well")
     parser.add_argument(
         "--quick", action="store_true", help="the tiny model, nine short requests: does it work?"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--documents", type=int, default=defaults.documents, help="default: 6")
-    parser.add_argument("--questions", type=int, default=defaults.questions, help="about each (default: 5)")
+    parser.add_argument("--rounds", type=int, default=8, help="default: 8")
+    parser.add_argument("--requests", type=int, help="of a turn (default: 72, with pd 40)")
+    parser.add_argument("--documents", type=int, help="default: 9, with pd 4")
     parser.add_argument(
         "--load",
         type=float,
-        default=defaults.load,
-        help="arrivals, times what both engines could do without a cache (default: 1.2)",
+        help="arrivals, times what both engines could do without a cache (default: 1.5, with pd 0.6)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="of everything that is drawn (default: 0)")
     parser.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     return parser

@@ -1,35 +1,37 @@
-"""Rounds of turns: each policy over its engines, with a router of its own, asked the same questions."""
+"""Rounds of turns: each cell's router asked the same questions, one cell after the other."""
 
-import json
+import asyncio
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from demo_lib.cluster import BLOCK_SIZE_TOKENS, MODEL_NAME
-from demo_lib.openai_client import Request, ask
-from demo_lib.processes import DemoError, Processes, free_ports
+from demo_lib.processes import DemoError
 
 from kvcore.config import read_file
-from policiesbench.cluster import LOCAL, POLICIES, Cluster
-from policiesbench.workload import Plan, Prompt, Sample, Turn, prompts, summed_up
+from policiesbench.cells import Cell
+from policiesbench.client import ask_all
+from policiesbench.cluster import Cluster, Model
+from policiesbench.figures import Turn, summed_up
+from policiesbench.workload import Plan, Prompt, prompts
 from router.core.estimator import PrefillModel
 
 _SETTLE_S = 1.0  # saves go on after the answers, events behind them
-_ROUTER_TIMEOUT_S = 60.0
-_BYTES_OF_FLOAT32 = 4
+_WARM_UP = 2  # prompts for each engine, before anything counts
 
 
-def profile(cluster: Cluster, model: Path, config: Path) -> PrefillModel:
+def profile(cluster: Cluster, model: Model, plan: Plan, config: Path) -> PrefillModel:
     """Measures an engine as a user would, and writes the routers' `config`. DemoError when it cannot."""
+    tokens = model.document_tokens(plan)
+    lengths = ",".join(str(tokens // part) for part in (4, 2, 1))
     measured = subprocess.run(
         [
-            *(sys.executable, "-m", "router.cli", "profile", "--url", cluster.engines[LOCAL][0].url),
-            *("--model", MODEL_NAME, "--lengths", "256,768,1536", "--batches", "1,4", "--contexts", "64,512"),
-            *("--decode-tokens", "16", "--repeats", "1", "--block-size", str(BLOCK_SIZE_TOKENS)),
+            *(sys.executable, "-m", "router.cli", "profile", "--url", cluster.first_engine.url),
+            *("--model", MODEL_NAME, "--lengths", lengths, "--batches", "1,2", "--contexts", "64,512"),
+            *("--decode-tokens", "16", "--repeats", "2", "--block-size", str(BLOCK_SIZE_TOKENS)),
             *("--vocabulary", "200"),
         ],
         capture_output=True,
@@ -38,79 +40,41 @@ def profile(cluster: Cluster, model: Path, config: Path) -> PrefillModel:
     )
     if measured.returncode:
         raise DemoError(f"mooncake-router profile: {measured.stderr}")
-    transfer = f"[scheduling.transfer_model]\nkv_bytes_per_token = {_kv_bytes_per_token(model)}\n"
+    transfer = f"[scheduling.transfer_model]\nkv_bytes_per_token = {model.kv_bytes_per_token}\n"
     config.write_text(f"{measured.stdout}\n{transfer}")
     return PrefillModel(**read_file(config)["scheduling"]["prefill_model"])
 
 
-def _kv_bytes_per_token(model: Path) -> int:
-    shape = json.loads((model / "config.json").read_text())
-    head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * _BYTES_OF_FLOAT32)
-
-
-def _salt(setup: str, policy: str) -> str:
+def _salt(cell: Cell) -> str:
     """Of one length, so that prompts have equally many tokens everywhere."""
-    return f"{zlib.crc32(f'{setup} {policy}'.encode()) % 10_000:04}"
-
-
-def order(round_number: int) -> Iterator[tuple[str, str]]:
-    """Every (setup, policy); who begins changes with the round."""
-    cells = [(setup, policy) for setup, policies in POLICIES.items() for policy in policies]
-    first = 3 * round_number % len(cells)
-    return iter([*cells[first:], *cells[:first]])
+    return f"{zlib.crc32(f'{cell.engines} {cell.routed}'.encode()) % 10_000:04}"
 
 
 class Runner:
-    """`progress` is called once an answer."""
+    """`progress` is called once an answer. DemoError when a request fails."""
 
     def __init__(
-        self, processes: Processes, cluster: Cluster, config: Path, progress: Callable[[], object]
+        self, cluster: Cluster, plan: Plan, texts: Sequence[str], progress: Callable[[], object]
     ) -> None:
-        self._processes, self._cluster, self._config, self._progress = processes, cluster, config, progress
+        self._cluster, self._plan, self._texts, self._progress = cluster, plan, texts, progress
 
-    def turn(self, plan: Plan, setup: str, policy: str, number: int, texts: list[str], rate: float) -> Turn:
-        """DemoError when a request fails."""
-        asked = prompts(plan, texts, number, rate, f"{_salt(setup, policy)}-{number}")
-        self._cluster.forget_prefixes(setup)
-        port = free_ports(1)[0]
-        flags = self._cluster.router_flags(setup, policy, self._config)
-        command = [sys.executable, "-m", "router.cli", "--port", str(port), "--log-level", "warning", *flags]
-        name = f"router-{policy}"
-        router = self._processes.start(name, command, {})
-        url = f"http://127.0.0.1:{port}"
-        try:
-            self._processes.wait_until_ready({name: f"{url}/ready"}, _ROUTER_TIMEOUT_S, lambda name: None)
-            time.sleep(_SETTLE_S)  # ready means that one engine has been seen
-            before = self._cluster.counted(setup)
-            samples = self._ask_all(url, plan, asked)
-            time.sleep(_SETTLE_S)
-            cached, fetched = (
-                now - then for now, then in zip(self._cluster.counted(setup), before, strict=True)
-            )
-        finally:
-            self._processes.stop(router)
-        return summed_up(setup, policy, number, samples, cached, fetched)
+    def warm_up(self) -> None:
+        """The first prompts of an engine, and those of a connector with a store, take longer than others."""
+        for engines in self._cluster.engines.values():
+            for engine in engines:
+                head = f"{engine.name} is warming up. {self._texts[0][: self._plan.document_bytes]}"
+                asked = [Prompt(0.0, f"{number} {head}") for number in range(_WARM_UP)]
+                asyncio.run(ask_all(engine.url, asked, self._plan.max_tokens, lambda: None))
 
-    def _ask_all(self, url: str, plan: Plan, asked: list[Prompt]) -> list[Sample]:
-        began = time.monotonic()
-
-        def one(prompt: Prompt) -> Sample:
-            time.sleep(max(began + prompt.at_s - time.monotonic(), 0.0))
-            body = {
-                "model": MODEL_NAME,
-                "prompt": prompt.text,
-                "max_tokens": plan.max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "return_token_ids": True,
-            }
-            answer = ask(url, Request("/v1/completions", body))
-            self._progress()
-            assert answer.ttft_ms is not None  # it was streamed
-            return Sample(answer.ttft_ms, answer.prompt_tokens)
-
-        with ThreadPoolExecutor(len(asked)) as threads:
-            return list(threads.map(one, asked))
+    def turn(self, cell: Cell, number: int, rate_per_s: float) -> Turn:
+        salt = f"{_salt(cell)}-{number:02}"
+        asked = prompts(self._plan, self._texts, number, rate_per_s, salt)
+        self._cluster.forget_prefixes(cell.engines)
+        time.sleep(_SETTLE_S)
+        before = self._cluster.counted(cell)
+        url = self._cluster.router_url(cell)
+        samples = asyncio.run(ask_all(url, asked, self._plan.max_tokens, self._progress))
+        time.sleep(_SETTLE_S)
+        counted = self._cluster.counted(cell)
+        cached, fetched = (now - then for now, then in zip(counted, before, strict=True))
+        return summed_up(cell.engines, cell.routed, number, samples, cached, fetched)
