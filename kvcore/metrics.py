@@ -99,6 +99,7 @@ INSTANCE_UP = "instance_up"
 LEGS_TOTAL = "legs_total"
 PREFIX_HIT_TOKENS_TOTAL = "prefix_hit_tokens_total"  # of PROMPT_TOKENS_TOTAL
 PREFETCHED_BLOCKS_TOTAL = "prefetched_blocks_total"
+COPIED_BLOCKS_TOTAL = "copied_blocks_total"
 PREFIX_TRANSFERS_TOTAL = "prefix_transfers_total"  # by what they are fetched from
 PROMPT_TOKENS_TOTAL = "prompt_tokens_total"
 PROMPTS_TOTAL = "prompts_total"

@@ -28,9 +28,11 @@ from router.kv_events.reader import EventReader
 from router.load import LoadMonitor
 from router.metrics import RouterMetrics
 from router.prefetch import Prefetcher
+from router.prefix_copies import PrefixCopier
 from router.prompts.reader import PromptReader
 from router.protocols import pd_protocol
 from router.reload import changes, check_change
+from router.store_links import StoreLinks
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,9 @@ class Router:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
         self.bootstrap = BootstrapDirectory(config)
         addresses = {f"store {one.endpoint}": one.store_address for one in stores if one.store_address}
-        self.prefetcher = Prefetcher(self.cluster.book, self.index, addresses, config.store_token)
+        self._store_links = StoreLinks(addresses, config.store_token)
+        self.prefetcher = Prefetcher(self.cluster.book, self.index, self._store_links)
+        self.copier = PrefixCopier(self.cluster.book, self.index, self._store_links)
         self.conductor = Conductor(config.index.max_size_bytes)
         self._loads = LoadMonitor(self.cluster, config.load)
         self._health = HealthMonitor(self.cluster, config.health)
@@ -153,6 +157,8 @@ class Router:
         await self.bootstrap.close()
         await self.conductor.close()
         await self.prefetcher.close()
+        await self.copier.close()
+        await self._store_links.close()
         if self.events is not None:
             await self.events.close()
         if self.prompts is not None:

@@ -64,19 +64,21 @@ class Cluster:
                     connect_timeout_s=self._connect_timeout_s,
                 )
                 self.instances[url] = Instance(spec, pool, self._breaker)
-                self.book.add_instance(url, spec.role, store_node=self._store_node_of(host))
+                self.book.add_instance(url, spec.role, store_node=self._store_node_of(spec, host))
                 logger.info("instance joined", extra={"instance": url, "role": spec.role.value})
         for role in Role:
             self._by_role[role] = [i for i in self.instances.values() if i.role is role]
 
-    def add_store_node(self, node_id: str, host: str) -> int:
-        """A store that publishes what it holds; engines that join later on the same host read it locally.
-        Returns its worker number in the index."""
-        self._store_nodes[host] = node_id
+    def add_store_node(self, node_id: str, *names: str) -> int:
+        """A store that publishes what it holds; `names`: its host and its address, "" for unknown. Engines
+        that join later on that host, or name it as theirs, read it as their own memory. Returns its worker
+        number in the index."""
+        for name in filter(None, names):
+            self._store_nodes[name] = node_id
         return self.book.add_store_node(node_id)
 
-    def _store_node_of(self, host: str) -> str:
-        return self._store_nodes.get(host, "")
+    def _store_node_of(self, spec: InstanceSpec, host: str) -> str:
+        return self._store_nodes.get(spec.store) or self._store_nodes.get(host, "")
 
     def view(self, now: float) -> ClusterView:
         for instance in self.instances.values():

@@ -102,7 +102,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...],
         Meta(description="KV events of mooncake-store nodes, ENDPOINT[,REPLAY][=ADDRESS] each"),
     ] = ()
-    store_token: Annotated[str, Meta(description="of the stores that prefixes are fetched ahead from")] = ""
+    engine_stores: Annotated[
+        tuple[str, ...],
+        Meta(description="stores of engines that are not on their host, URL=ADDRESS each (or URL=HOST)"),
+    ] = ()
+    store_token: Annotated[str, Meta(description="of the stores that fetch or copy prefixes ahead")] = ""
     api_keys: Annotated[
         tuple[str, ...], Meta(description="keys clients must send as 'Authorization: Bearer KEY'; none: open")
     ] = ()
@@ -151,7 +155,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def engines(self) -> list[EngineEntry]:
         """Those named here. ConfigError for what cannot be understood."""
-        events = self._event_texts()
+        events, stores = self._event_texts(), self._engine_stores()
         groups = ((Role.MIXED, self.worker_urls), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
         entries = []
         for role, texts in groups:
@@ -166,10 +170,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     bootstrap_port=_bootstrap_port(text, port.strip()),
                     data_parallel_size=self.data_parallel_size,
                     kv_events=events.pop(url, ""),
+                    store=stores.pop(url, ""),
                 )
                 entries.append(entry)
         if events:
             raise ConfigError(f"--kv-events names {min(events)}, which is none of the engines given")
+        if stores:
+            raise ConfigError(f"--engine-stores names {min(stores)}, which is none of the engines given")
         return entries
 
     def instance_specs(self) -> list[InstanceSpec]:
@@ -206,6 +213,19 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"--kv-events: {url} is given twice")
             texts[instance_url(url)] = endpoints
         return texts
+
+    def _engine_stores(self) -> dict[str, str]:
+        """Host or address of a store by engine URL."""
+        known = {name for one in self.store_sources() for name in (one.host, one.store_address)}
+        stores: dict[str, str] = {}
+        for text in self.engine_stores:
+            url, equals, store = text.rpartition("=")
+            if not equals or store not in known - {""}:
+                raise ConfigError(
+                    f"--engine-stores {text!r}: write URL=ADDRESS, with an address of --store-kv-events"
+                )
+            stores[instance_url(url)] = store
+        return stores
 
     def store_sources(self) -> list[EventSource]:
         return [parse_store_source(text) for text in self.store_kv_events]

@@ -19,7 +19,7 @@ from router.instance import RANK_HEADER, Health
 from router.kv_events.metrics import feed_families, index_families
 from router.metrics import exposition
 from router.protocols.base import Exchange
-from router.request_view import GENERATES, BadInput, read_request_view
+from router.request_view import GENERATES, NO_BODY, BadInput, read_body, read_request_view
 
 if TYPE_CHECKING:
     from router.app import Router
@@ -82,7 +82,8 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
     generates = request.path in GENERATES
     request_id = router.ids.next_id()
     try:
-        view = read_request_view(request_id, request, generates=generates)
+        body = read_body(request.body) if generates else NO_BODY
+        view = read_request_view(request_id, request, body)
         if RANK_HEADER in request.headers:
             view = _of_rank(router, view, request.headers[RANK_HEADER])
     except BadInput as error:
@@ -92,7 +93,7 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
     kind = router.generation if generates and router.cluster.separates_prefill else Exchange
     exchange = kind(router, client, request, view)
     if router.prompts is not None and generates:
-        prompt = router.prompts.read(view, request)
+        prompt = router.prompts.read(view, request, body)
         if isinstance(prompt, asyncio.Future):
             prompt.add_done_callback(partial(_prompt_read, exchange))
             return exchange
@@ -164,7 +165,8 @@ def _ready(router: "Router") -> Response:
 
 def _metrics(router: "Router") -> Response:
     families = router.metrics.families(router.cluster, asyncio.get_running_loop().time())
-    families = itertools.chain(families, [router.metrics.prefetched(router.prefetcher.counts)])
+    of_stores = router.metrics.store_blocks(router.prefetcher.counts, router.copier.counts)
+    families = itertools.chain(families, of_stores)
     if router.prompts is not None:
         families = itertools.chain(families, [router.metrics.prompts(router.prompts.counts)])
     if router.index is not None and router.events is not None:

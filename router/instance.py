@@ -25,7 +25,7 @@ class InstanceSpec(msgspec.Struct, frozen=True):
 
     `base_url` has no trailing slash. `bootstrap_port` is where a prefill engine tells decode engines how to
     reach it (vLLM's MooncakeConnector, SGLang); 0: the configuration's. `events`: where it publishes KV
-    events.
+    events. `store`: host or address of the store it uses; "": one on its own host, if there is one.
     """
 
     base_url: str
@@ -33,6 +33,7 @@ class InstanceSpec(msgspec.Struct, frozen=True):
     dp_rank: int | None = None
     bootstrap_port: int = 0
     events: EventSource | None = None
+    store: str = ""
 
     @property
     def url(self) -> str:

@@ -117,15 +117,17 @@ class RouterMetrics:
             family.add_metric([how], count)
         return family
 
-    def prefetched(self, counts: Counter[str]) -> Metric:
-        family = CounterMetricFamily(
-            names.ROUTER_PREFIX + names.PREFETCHED_BLOCKS_TOTAL,
-            "blocks of prefixes to be transferred that stores were asked to bring from disk, by outcome",
-            labels=["outcome"],
-        )
-        for outcome, count in counts.items():
-            family.add_metric([outcome], count)
-        return family
+    def store_blocks(self, prefetched: Counter[str], copied: Counter[str]) -> Iterator[Metric]:
+        """What stores were asked to do for prefixes to be transferred."""
+        for name, text, counts in (
+            (names.PREFETCHED_BLOCKS_TOTAL, "bring from disk", prefetched),
+            (names.COPIED_BLOCKS_TOTAL, "copy from another store", copied),
+        ):
+            text = f"blocks of prefixes to be transferred that stores were asked to {text}, by outcome"
+            family = CounterMetricFamily(names.ROUTER_PREFIX + name, text, labels=["outcome"])
+            for outcome, count in counts.items():
+                family.add_metric([outcome], count)
+            yield family
 
     def families(self, cluster: Cluster, now: float) -> Iterator[Metric]:
         """Everything but the prompts and the index; `now`: of the event loop's clock."""

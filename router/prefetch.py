@@ -6,19 +6,15 @@ Nobody waits for it, and a store that is slow or away costs a counter.
 """
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Mapping
 
-from kvcore.client.async_client import AsyncStoreClient
 from kvcore.errors import KVError
 from kvcore.wire.messages import Status
 from router.core.cluster_book import ClusterBook
 from router.core.decision import Transfer
 from router.core.prefix_index import PrefixIndex
 from router.core.view import RequestView
-
-logger = logging.getLogger(__name__)
+from router.store_links import StoreLinks
 
 # Of one store at a time. What comes beyond is left to the engine, which reads from disk then.
 MAX_RUNNING = 4
@@ -26,19 +22,13 @@ MAX_BLOCKS = 4096
 
 
 class Prefetcher:
-    """On the event loop's thread. `addresses`: of stores, by their ids in the cluster's book."""
+    """On the event loop's thread."""
 
-    def __init__(
-        self, book: ClusterBook, index: PrefixIndex | None, addresses: Mapping[str, str], token: str
-    ) -> None:
+    def __init__(self, book: ClusterBook, index: PrefixIndex | None, links: StoreLinks) -> None:
         self.counts: Counter[str] = Counter()  # blocks, by what became of them
         self._book = book
         self._index = index
-        self._addresses = addresses
-        self._token = token
-        self._clients: dict[str, AsyncStoreClient] = {}
-        self._opening = asyncio.Lock()
-        self._complained: set[str] = set()
+        self._links = links
         self._running: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,7 +39,7 @@ class Prefetcher:
     def begin(self, request: RequestView, transfer: Transfer) -> None:
         """At once; for a source whose address is not known there is nothing to do."""
         source, worker = transfer.source, self._book.worker_of(transfer.source)
-        if self._index is None or worker is None or source not in self._addresses:
+        if self._index is None or worker is None or source not in self._links.addresses:
             return
         wanted = request.block_hashes[transfer.first_block : transfer.num_blocks]
         names = self._index.slow_blocks(worker, wanted)
@@ -66,7 +56,7 @@ class Prefetcher:
 
     async def _prefetch(self, source: str, names: list[int]) -> None:
         try:
-            client = await self._client(source)
+            client = await self._links.client(source)
             keys = await client.resolve(names)
             statuses = await client.prefetch(keys) if keys else []
             for status in statuses:
@@ -74,23 +64,11 @@ class Prefetcher:
             self.counts["unknown"] += max(0, len(names) - len(keys))
         except (KVError, OSError) as error:
             self.counts["failed"] += len(names)
-            if source not in self._complained:
-                self._complained.add(source)
-                logger.warning("nothing can be fetched ahead: %s", error, extra={"store": source})
+            self._links.complain(source, "nothing can be fetched ahead", error)
         finally:
             self._running[source] -= 1
-
-    async def _client(self, source: str) -> AsyncStoreClient:
-        async with self._opening:
-            if source not in self._clients:
-                self._clients[source] = await AsyncStoreClient.connect(
-                    self._addresses[source], token=self._token, client_name="mooncake-router"
-                )
-        return self._clients[source]
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients.values():
-            await client.close()

@@ -42,6 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kv-events", default="", metavar="ENDPOINT[,REPLAY]", help="where it publishes them"
     )
+    parser.add_argument(
+        "--store", default="", help="host or address of the store it uses, where that is not on its own host"
+    )
     parser.add_argument("--redis-url", default=defaults.redis_url, metavar="URL")
     parser.add_argument("--redis-key", default=defaults.redis_key, metavar="KEY")
     parser.add_argument("--ttl", default="10s", metavar="DURATION", help="renewed three times in each (10s)")
@@ -63,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
             bootstrap_port=args.bootstrap_port,
             data_parallel_size=args.data_parallel_size,
             kv_events=args.kv_events,
+            store=args.store,
         )
         checked([entry])
         ttl_ms = int(parse_duration_ms(args.ttl))

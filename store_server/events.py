@@ -153,11 +153,11 @@ class EventPublisher:
 
     def _remember(self, run: Placed) -> None:
         keys = [key for key in run.keys if len(key) >= BLOCK_KEY_BYTES]
-        names = self._names(keys)
+        named_keys = keys * len(self._config.hash_forms)
         if run.is_stored:
-            self.names.stored(names, keys * len(self._config.hash_forms), run.tier)
+            self.names.stored(self._names(keys), named_keys, run.tier)
         else:
-            self.names.removed(names, run.tier)
+            self.names.removed(self._names(keys), named_keys, run.tier)
 
     def _names(self, keys: Sequence[bytes]) -> list[int]:
         return [

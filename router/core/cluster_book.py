@@ -80,6 +80,13 @@ class ClusterBook:
         """Its number in the index; None when there is no index or no such member."""
         return self._worker_of.get(member_id)
 
+    def store_node_of(self, instance_id: str) -> str:
+        """The id of the store node that an instance reads from as from its own memory; "": none is known."""
+        member = self._members.get(instance_id)
+        if self._index is None or member is None or member.book.store_worker == NO_WORKER:
+            return ""
+        return self._index.worker_ids.get(member.book.store_worker, "")
+
     def set_available(self, instance_id: str, is_available: bool) -> None:
         """Not available: unhealthy, draining, breaker open. Gets no new requests."""
         self._members[instance_id].is_available = is_available

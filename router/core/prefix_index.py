@@ -323,6 +323,15 @@ class PrefixIndex:
         slow = self._slots[base + Medium.DISK] | self._slots[base + Medium.EXTERNAL]
         return self.table.names_held(block_hashes, slow, fast)
 
+    def held_blocks(self, worker: int, block_hashes: Sequence[int]) -> list[int]:
+        """Names (engine hashes) of those of these blocks that the worker holds, on whatever medium."""
+        return self.table.names_held(block_hashes, self._slots[worker * _SLOTS], 0)
+
+    def holds(self, worker: int, engine_hash: int) -> bool:
+        """Whether the worker has the block of that name, by its events."""
+        block = self.table.by_engine_hash(engine_hash)
+        return block is not None and bool(block.holders & self._slots[worker * _SLOTS])
+
     def _fastest(self, slots: int) -> tuple[int, Medium]:
         """(worker, medium) of one of `slots`, on the fastest medium among them."""
         for medium in Medium:

@@ -21,13 +21,15 @@ class Discovery(Protocol):
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One engine in a file or in Redis. `kv_events` is ENDPOINT[,REPLAY], as for --kv-events; ranks of data
-    parallel engines publish on the ports after those."""
+    parallel engines publish on the ports after those. `store`: host or address of the store it uses, where
+    that is not one on its own host."""
 
     url: str
     role: Role = Role.MIXED
     bootstrap_port: int = 0
     data_parallel_size: int = 1
     kv_events: str = ""
+    store: str = ""
 
 
 def specs_of(entry: EngineEntry) -> Iterator[InstanceSpec]:
@@ -41,11 +43,11 @@ def specs_of(entry: EngineEntry) -> Iterator[InstanceSpec]:
         )
     events = parse_event_source(entry.kv_events) if entry.kv_events else None
     if entry.data_parallel_size == 1:
-        yield InstanceSpec(url, entry.role, None, entry.bootstrap_port, events)
+        yield InstanceSpec(url, entry.role, None, entry.bootstrap_port, events, entry.store)
         return
     for rank in range(entry.data_parallel_size):
         of_rank = events.of_rank(rank) if events is not None else None
-        yield InstanceSpec(url, entry.role, rank, entry.bootstrap_port, of_rank)
+        yield InstanceSpec(url, entry.role, rank, entry.bootstrap_port, of_rank, entry.store)
 
 
 def checked(entries: Iterable[EngineEntry]) -> list[InstanceSpec]:

@@ -42,7 +42,8 @@ class EventReader:
     def start(self) -> None:
         """Before the first engine joins, for engines find the store node of their host then."""
         for source in self._stores:
-            worker = self._cluster.add_store_node(f"store {source.endpoint}", source.host)
+            names = source.host, source.store_address
+            worker = self._cluster.add_store_node(f"store {source.endpoint}", *names)
             self._store_followers.append(self._follow(source, worker))
 
     def watch(self) -> None:

@@ -16,7 +16,7 @@ from router import decisions
 from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.config import RouterConfig
-from router.core.decision import Decision, Rejection, RejectReason, Transfer
+from router.core.decision import Decision, Rejection, RejectReason
 from router.core.scheduler import Scheduler
 from router.core.view import InstanceState, RequestView
 from router.dashboard.watch import Watch
@@ -30,6 +30,8 @@ from router.ids import IdSource
 from router.instance import Instance
 from router.metrics import RouterMetrics
 from router.prefetch import Prefetcher
+from router.prefix_copies import PrefixCopier
+from router.protocols.transferring import PrefixTransfer
 from router.request_view import GENERATES
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Services(Protocol):
     decisions: decisions.DecisionLog
     bootstrap: BootstrapDirectory
     prefetcher: Prefetcher
+    copier: PrefixCopier
     watch: Watch
 
 
@@ -65,7 +68,7 @@ class Exchange:
         self.request = request
         self.view = view
         self._client = client
-        self._loop = asyncio.get_running_loop()
+        self._loop = client.loop
         self._started_at = self._loop.time()
         self._deadline = self._started_at + services.config.request_timeout_ms / 1e3
         self._first_byte_at = 0.0
@@ -76,7 +79,7 @@ class Exchange:
         self.extra_lines = b""  # of the response head, ours
         self.prefill_cached: int | None = None  # tokens, as a prefill engine said it
         self._filter: CachedTokensFilter | None = None
-        self._transfer: Transfer | None = None
+        self._transfer = PrefixTransfer(services)
         self._answer: Leg | None = None
         self._instance: Instance | None = None
         self._meter: AnswerMeter | None = None
@@ -97,12 +100,14 @@ class Exchange:
             self.send_answer(decision.decode, now)
 
     def accept(self, decision: Decision, now: float) -> bool:
-        """Books a decision; False when it is a rejection, which is then answered, or the request is held, and
-        starts anew later."""
+        """Books a decision; False when it is a rejection, which is then answered, or the request is held, for
+        room or for its prefix to be copied, and starts anew later."""
         self.services.decisions.note(self.shown_id, self.view.prompt_tokens, decision)
         if decision.hold_ms and now + decision.hold_ms / 1e3 < self._deadline:
             self.services.metrics.holds += 1
             self._loop.call_later(decision.hold_ms / 1e3, self._ask_again)
+            return False
+        if self._transfer.holds(self.view, decision, self._ask_again):
             return False
         self.services.watch.decided(self.view, decision)
         if decisions.REQUEST_HEADER in self.request.headers:
@@ -111,7 +116,7 @@ class Exchange:
             self.reject(decision.reject)
             return False
         self.services.cluster.book.sent(self.view, decision, now)
-        self._begin_transfer(decision)
+        self._transfer.begin(self.view, decision.transfer)
         return True
 
     def _ask_again(self) -> None:
@@ -159,28 +164,14 @@ class Exchange:
         """The answering leg moves as `schedule_again` said."""
         book = self.services.cluster.book
         book.ended(self.view.request_id, now)
-        self._end_transfer()
+        self._transfer.end()
         book.sent(self.view, decision, now)
-        self._begin_transfer(decision)
+        self._transfer.begin(self.view, decision.transfer)
 
     def prefilled_at(self, now: float) -> None:
         """The prompt has been computed, wherever that was."""
         self.services.cluster.book.first_token(self.view.request_id, now)
-        self._end_transfer()
-
-    def _begin_transfer(self, decision: Decision) -> None:
-        """The chosen engine's connector fetches the prefix itself, while it computes what comes after. Ours
-        is to have it in memory by then, and to know that its source is busy until the prefill is done."""
-        if decision.transfer is not None:
-            self._transfer = decision.transfer
-            self.services.cluster.book.transfer_started(decision.transfer)
-            self.services.metrics.transfers[decision.transfer.source] += 1
-            self.services.prefetcher.begin(self.view, decision.transfer)
-
-    def _end_transfer(self) -> None:
-        transfer, self._transfer = self._transfer, None
-        if transfer is not None:
-            self.services.cluster.book.transfer_ended(transfer)
+        self._transfer.end()
 
     def send(
         self, owner: LegOwner, state: InstanceState, body: bytes, now: float, extra_lines: bytes = b""
@@ -321,7 +312,7 @@ class Exchange:
         now = self._loop.time()
         self.services.metrics.finished(self.request.path, status, self._started_at, self._first_byte_at, now)
         self.services.cluster.book.ended(self.view.request_id, now, output_tokens, completed=status < 300)
-        self._end_transfer()
+        self._transfer.end()
         self.settled(status)
 
     def pass_on(self, leg: Leg) -> None:

@@ -107,6 +107,18 @@ def test_the_example_file_is_complete_and_says_the_defaults() -> None:
         (["--discovery.source", "redis", "--worker-urls", "http://a:1"], "drop --worker-urls"),
         (["--discovery.source", "redis", "--discovery.redis-url", "x"], "redis://"),
         (["--service-discovery"], "kubernetes-service"),
+        (["--worker-urls", "http://a:1", "--engine-stores", "http://a:1=h:2"], "--store-kv-events"),
+        (
+            [
+                "--worker-urls",
+                "http://a:1",
+                "--engine-stores",
+                "http://b:1=h",
+                "--store-kv-events",
+                "tcp://h:1",
+            ],
+            "b:1",
+        ),
         (["--discovery.source", "dns"], "discovery"),
         (["--worker-urls", "http://a:1", "--request-timeout-secs", "soon"], "--request-timeout-secs"),
         (["--config", "/does/not/exist.toml"], "cannot be read"),

@@ -9,23 +9,30 @@ from store_server.core.block_names import BlockNames
 TIERS = (Tier.DRAM, Tier.SSD, Tier.REMOTE)
 
 
-def key(name: int) -> bytes:
-    return b"tenant" + name.to_bytes(8, "big")
+def key(name: int, rank: int = 0) -> bytes:
+    return b"tenant" + rank.to_bytes(4, "big") + name.to_bytes(8, "big")
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from(TIERS)), max_size=60))
-def test_a_block_has_a_key_while_some_tier_has_it(steps: list[tuple[bool, int, Tier]]) -> None:
+STEPS = st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 2), st.sampled_from(TIERS))
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_a_block_has_its_keys_while_some_tier_has_them(steps: list[tuple[bool, int, int, Tier]]) -> None:
     names, held = BlockNames(), set()
-    for is_stored, name, tier in steps:
+    for is_stored, name, rank, tier in steps:
+        both = [name, name + 100]  # as vLLM and SGLang call it
         if is_stored:
-            names.stored([name], [key(name)], tier)
-            held.add((name, tier))
+            names.stored(both, [key(name, rank)] * 2, tier)
+            held.add((name, rank, tier))
         else:
-            names.removed([name], tier)
-            held.discard((name, tier))
-        there = sorted({name for name, _ in held})
-        assert names.keys_of(range(6)) == [key(name) for name in there]
-        assert len(names) == len(there)
+            names.removed(both, [key(name, rank)] * 2, tier)
+            held.discard((name, rank, tier))
+        there = {(name, rank) for name, rank, _ in held}
+        found = names.keys_of(range(6))
+        assert sorted(found) == sorted(key(*one) for one in there)
+        assert [found_key[-8:] for found_key in found] == sorted(found_key[-8:] for found_key in found)
+        assert names.keys_of(range(100, 106)) == found
+        assert len(names) == 2 * len({name for name, _ in there})
 
 
 def test_tenants_see_their_own_as_they_name_them() -> None:

@@ -1,0 +1,39 @@
+"""The router's connections to stores, opened when the first thing is asked of one."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from kvcore.client.async_client import AsyncStoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class StoreLinks:
+    """On the event loop's thread. `addresses`: of stores, by their ids in the cluster's book."""
+
+    def __init__(self, addresses: Mapping[str, str], token: str) -> None:
+        self.addresses = addresses
+        self._token = token
+        self._clients: dict[str, AsyncStoreClient] = {}
+        self._opening = asyncio.Lock()
+        self._complained: set[tuple[str, str]] = set()
+
+    async def client(self, store: str) -> AsyncStoreClient:
+        """RequestRefused when that store does not want us, ConfigError for an address that is none."""
+        async with self._opening:
+            if store not in self._clients:
+                self._clients[store] = await AsyncStoreClient.connect(
+                    self.addresses[store], token=self._token, client_name="mooncake-router"
+                )
+        return self._clients[store]
+
+    def complain(self, store: str, text: str, reason: object) -> None:
+        """Once for each store and kind of trouble: what is tried again for every request fills no log."""
+        if (store, text) not in self._complained:
+            self._complained.add((store, text))
+            logger.warning("%s: %s", text, reason, extra={"store": store})
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
