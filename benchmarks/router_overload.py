@@ -9,7 +9,8 @@ other:
 
   baseline     TTFT is looked at when a request comes, the decode load when its prefill is done
   early        both when it comes
-  predictive   the decode load as it will be when its prefill is done
+  predictive   the decode load as it will be when its prefill is done, if all decode equally long
+  predictive_request   the same, with the output length that was seen before as what each may have
 
 `refused` counts requests by the router's reason. `prefilled in vain` are those whose prompt was computed by
 a prefill engine and which no decode engine ever saw; the engines count them, not the router. `SLO met` is

@@ -7,7 +7,7 @@ import msgspec
 
 from router.core.estimator import DecodeModel, PrefillModel
 
-ADMISSIONS = ("baseline", "early", "predictive")
+ADMISSIONS = ("baseline", "early", "predictive", "predictive_request")
 VOCABULARY = 1000
 
 

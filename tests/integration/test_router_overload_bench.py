@@ -30,7 +30,7 @@ def test_every_policy_is_offered_the_same_and_early_ones_prefill_nothing_in_vain
     done = run("--profile", str(profile), *slos, "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     totals = json.loads((tmp_path / "figures.json").read_text())["totals"]
-    assert [one["admission"] for one in totals] == ["baseline", "early", "predictive"]
+    assert [one["admission"] for one in totals] == ["baseline", "early", "predictive", "predictive_request"]
     assert len({one["offered"] for one in totals}) == 1
     for one in totals:
         assert one["failures"] == []
