@@ -99,7 +99,7 @@ def bars(
     is_stacked: bool = True,
     is_log: bool = False,
 ) -> bytes:
-    """One bar a name, its parts on each other; or one bar a part, side by side."""
+    """One bar a name, its parts on each other; or one bar a part, side by side. Parts by label, maybe ""."""
     figure, plot = axes(title, "", y, min(max(6.4, 0.7 * len(names) + 2), 16.0))
     bottom = np.zeros(len(names))
     width = 0.8 if is_stacked else 0.8 / len(parts)
@@ -115,7 +115,7 @@ def bars(
     if is_log:
         plot.set_yscale("log")
         _plain_log(plot.yaxis)
-    if len(parts) > 1:
+    if any(parts):
         plot.legend(fontsize=8)
     return png(figure)
 

@@ -21,9 +21,10 @@ body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1150px
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
 th, td { padding: .25em .6em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left; white-space: normal }
-.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: 1.5em }
-figure { margin: 0; max-width: 100% } figure img { max-width: 100% }
-figcaption, .notes { color: #555; max-width: 66em } figcaption { max-width: 44em }
+.wide { overflow-x: auto } figure { margin: 0; max-width: 1000px } figure img { width: 100% }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 1.5em }
+.plots .over-time { grid-column: 1 / -1 } .over-time img { width: auto; max-width: 100% }
+figcaption, .notes { color: #555 }
 dt { font-weight: 600; float: left; margin-right: .5em } dd { margin: 0 0 .2em }
 details { margin: .5em 0 } pre { background: #f6f6f6; padding: 1em; overflow: auto }
 """
@@ -56,6 +57,7 @@ _NOTES = (
 class Picture(msgspec.Struct, frozen=True):
     png: bytes
     caption: str
+    is_over_time: bool = False  # as wide as the page
 
 
 def row(summary: Summary) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ def pictures(results: Sequence[Result], hit_rates: Sequence[HitRate] = ()) -> di
     names = [result.config.label for result in results]
     if len(results) > 1:
         good = [100 * result.summary.good_share for result in results]
-        drawn = plots.bars(names, {"good": good}, "Requests within both SLOs", "% of all requests")
+        drawn = plots.bars(names, {"": good}, "Requests within both SLOs", "% of all requests")
         found["good"] = Picture(drawn, "Refused requests count as not good.")
     reasons = sorted({reason for result in results for reason in result.summary.rejected_by_reason})
     if reasons:
@@ -112,10 +114,10 @@ def pictures(results: Sequence[Result], hit_rates: Sequence[HitRate] = ()) -> di
                 "Prefill: the mean queue before a new prompt by the TTFT SLO. Decode: the mean time of a "
                 "step by the TBT SLO. Memory: the share of the decode nodes' KV memory that is reserved."
             )
-            found[f"load_{number}"] = Picture(plots.load_over_time(result), caption)
+            found[f"load_{number}"] = Picture(plots.load_over_time(result), caption, True)
         if any(any(counts) for counts in result.series.hot_replicas):
             caption = "The 100 blocks with the most uses, the most used on top: on how many nodes each lies."
-            found[f"replicas_{number}"] = Picture(plots.replica_heat(result), caption)
+            found[f"replicas_{number}"] = Picture(plots.replica_heat(result), caption, True)
     return found
 
 
@@ -177,17 +179,22 @@ def write_figure(directory: Path, figure: Figure) -> None:
     _write_json(directory / f"{figure.name}.json", msgspec.structs.replace(figure, plots={}))
 
 
+def _figure(stem: str, picture: Picture) -> str:
+    place = " class=over-time" if picture.is_over_time else ""
+    data = base64.b64encode(picture.png).decode()
+    return (
+        f'<figure{place}><img alt="{stem}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+    )
+
+
 def html_page(title: str, results: Sequence[Result], found: dict[str, Picture]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row(result.summary)) + "</tr>"
         for result in results
     )
-    images = "".join(
-        f'<figure><img alt="{stem}" src="data:image/png;base64,{base64.b64encode(picture.png).decode()}">'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-        for stem, picture in found.items()
-    )
+    images = "".join(_figure(stem, picture) for stem, picture in found.items())
     configs = "".join(
         f"<details><summary>{html.escape(result.config.label)}</summary><pre>"
         f"{html.escape(msgspec.json.format(msgspec.json.encode(result.config)).decode())}</pre></details>"
