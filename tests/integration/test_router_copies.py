@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from router.core.view import Role
 from router.recorder import Recorder
 from tests.integration.router_harness import Setup, Turn, async_test, fails, running, until, well
 from tests.integration.store_harness import StoreProcess, eventually, store_starter
+from tests.integration.test_store_copies import is_emptied
 from tests.integration.test_store_events import EVENTS
 
 NUM_BLOCKS = 8
@@ -55,7 +56,7 @@ def stores(started: tuple[StoreProcess, StoreProcess]) -> tuple[StoreProcess, St
     """Both empty."""
     for store in started:
         with StoreClient.connect(store.ready["address"]) as client:
-            client.batch_remove(KEYS)
+            eventually(partial(is_emptied, client))
     return started
 
 
@@ -122,7 +123,7 @@ def test_a_hot_prefix_is_in_the_engines_store_before_the_engine_is_asked(
                 assert "replicate_hot_prefix" in found.body.decode()
 
         with Recorder(file) as recorder:
-            recording = functools.partial(Router, record=recorder.write)
+            recording = partial(Router, record=recorder.write)
             monkeypatch.setattr("tests.integration.router_harness.Router", recording)
             check()
         buffers = [bytearray(SIZE) for _ in KEYS]
