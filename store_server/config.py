@@ -72,6 +72,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     save_timeout_ms: Annotated[int, _help("at the end, blocks go from DRAM to the SSD for so long")] = 30_000
     verify_on_write: Annotated[bool, _help("check the checksums of what arrives over tcp")] = False
 
+    spin_us: Annotated[int, _help("the next request is looked for so long before the store sleeps")] = 50
     max_connections: Annotated[int, _help("clients at once")] = 4096
     max_keys: Annotated[int, _help("keys in one message")] = 16_384
     max_waiting_keys: Annotated[int, _help("keys that requests of one client wait for at once")] = 65_536
@@ -127,6 +128,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.spin_us < 0:
+            raise ConfigError(f"spin_us must not be negative (0: sleep at once), it is {self.spin_us}")
         self.peers.check()
         self.events.check()
         check_tenants(self.tenants, self.token)

@@ -240,6 +240,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         server = self.server
         now = server.clock.now()
         server.num_requests[type(frame.message)] += 1
+        server.wakefulness.served()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
             corrupt = server.views.corrupt(incoming) if server.config.verify_on_write else ()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -49,6 +48,7 @@ from store_server.replicas import ReplicaKeeper
 from store_server.runtime_dir import RuntimeDir
 from store_server.tenants import Tenants
 from store_server.tls import server_context
+from store_server.wakefulness import Wakefulness
 
 if TYPE_CHECKING:
     from store_server.events import EventPublisher
@@ -111,6 +111,7 @@ class StoreServer:
         self.tcp_port = 0
         self.unix_path = Path()
         self._loop = asyncio.get_running_loop()
+        self.wakefulness = Wakefulness(self._loop, config.spin_us / 1e6)
         self._connections: dict[int, StoreConnection] = {}
         self._nobody_connected = asyncio.Event()
         self._listeners: list[asyncio.Server] = []
@@ -122,8 +123,6 @@ class StoreServer:
         self._timer_due = NEVER
         self._is_evicting = False
         self._upkeep: asyncio.TimerHandle | None = None
-        self._cpu_s = 0.0
-        self._cpu_seen_at = 0.0
 
     # ---- life ------------------------------------------------------------------------------------------
 
@@ -156,7 +155,6 @@ class StoreServer:
             )
         if "rdma" in config.planes:
             self._register_pool()
-        self._cpu_s, self._cpu_seen_at = time.process_time(), self.clock.now()
         self._upkeep = loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
         logger.info(
             "store is listening",
@@ -389,10 +387,8 @@ class StoreServer:
 
     def _keep_up(self) -> None:
         """Once a second: how busy this thread is, and who has stopped taking answers."""
-        cpu_s, now = time.process_time(), self.clock.now()
-        elapsed_s = max(now - self._cpu_seen_at, 1e-3)
-        self.store.reads.load = min((cpu_s - self._cpu_s) / elapsed_s, 1.0)
-        self._cpu_s, self._cpu_seen_at = cpu_s, now
+        self.store.reads.load = self.wakefulness.load()
+        now = self.clock.now()
         for connection in list(self._connections.values()):
             connection.abort_if_stuck(now)
         self._upkeep = self._loop.call_later(_UPKEEP_INTERVAL_S, self._keep_up)
