@@ -35,7 +35,8 @@ In the guest there are two wires, and two network namespaces that stand for two 
   rdma-fault down rh0                         cut a wire; also: up, loss PERCENT, delay MS, clear
 
 Devices are visible in both namespaces: use rxe0 and rxe2 in h0, rxe1 and rxe3 in h1. pyverbs (Debian's, for
-Python 3.11) can be imported. There is one CPU, and a tick is 10 ms: wait for events, never spin.
+Python 3.11) can be imported. There is one CPU, and a tick is 10 ms: wait for events, never spin. A process of
+more than 250 MB, with torch say, must first lock its memory (docs/rdma.md says how and why).
 
 Two kernels can be the guest: `uml`, User-Mode-Linux, an ordinary process, built once from Debian's kernel
 source (about 8 minutes of CPU time, then a guest starts in a second); and `qemu`, which emulates a PC and is
