@@ -33,11 +33,19 @@ _SET: dict[str, tuple[str, float | None]] = {
     "--kv-connector": ("pd_protocol", None),
     "--service-discovery-namespace": ("discovery.kubernetes_namespace", None),
     "--service-discovery-port": ("discovery.kubernetes_port", None),
+    "--bootstrap-port-annotation": ("discovery.kubernetes_bootstrap_annotation", None),
     "--health-check-endpoint": ("health.path", None),
     "--health-check-interval-secs": ("health.interval_ms", 1000),
     "--health-check-timeout-secs": ("health.timeout_ms", 1000),
     "--health-failure-threshold": ("health.failure_threshold", 1),
     "--health-success-threshold": ("health.success_threshold", 1),
+}
+
+# Terms of label selectors, KEY=VALUE each, one or more.
+_TERMS: dict[str, str] = {
+    "--selector": "discovery.kubernetes_selector",
+    "--prefill-selector": "discovery.kubernetes_prefill_selector",
+    "--decode-selector": "discovery.kubernetes_decode_selector",
 }
 
 # Without a value; what they set.
@@ -77,6 +85,8 @@ def add_family_flags(parser: argparse.ArgumentParser) -> None:
     family = parser.add_argument_group("shorter names, most of them those of the vllm-router family")
     for flag, (field, _) in _SET.items():
         family.add_argument(flag, dest=f"family {flag}", metavar="VALUE", help=f"sets {field}")
+    for flag, field in _TERMS.items():
+        family.add_argument(flag, dest=f"family {flag}", nargs="+", metavar="KEY=VALUE", help=f"sets {field}")
     for flag, (field, value) in _SWITCHES.items():
         shown = str(value).lower() if isinstance(value, bool) else value
         family.add_argument(flag, dest=f"family {flag}", action="store_true", help=f"sets {field} to {shown}")
@@ -95,6 +105,9 @@ def family_overrides(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, f"family {flag}")
         if value is not None:
             overrides[field] = value if unit in (None, 1) else _scaled(flag, value, unit)
+    for flag, field in _TERMS.items():
+        if terms := getattr(args, f"family {flag}"):
+            overrides[field] = ",".join(terms)
     for flag, (field, value) in _SWITCHES.items():
         if getattr(args, f"family {flag}"):
             overrides[field] = value

@@ -12,14 +12,9 @@ import msgspec
 from kvcore.errors import ConfigError
 from router.core.view import Role
 from router.discovery.base import EngineEntry
+from router.discovery.kubernetes_objects import Metadata, host_of, http_port, kv_events_at
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str = ""
-    labels: dict[str, str] | None = None
-    resourceVersion: str = ""
 
 
 class _Conditions(msgspec.Struct, frozen=True):
@@ -37,26 +32,9 @@ class _Port(msgspec.Struct, frozen=True):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True):
-    metadata: _Metadata
+    metadata: Metadata
     endpoints: list[_Endpoint] | None = None
     ports: list[_Port] | None = None
-
-
-class _ListMetadata(msgspec.Struct, frozen=True):
-    resourceVersion: str = ""
-
-
-class SliceList(msgspec.Struct, frozen=True):
-    metadata: _ListMetadata
-    items: list[EndpointSlice]
-
-
-class WatchEvent(msgspec.Struct, frozen=True):
-    """`object` is an EndpointSlice, or for BOOKMARK one of which only the version counts, or for ERROR a
-    Status."""
-
-    type: str
-    object: msgspec.Raw
 
 
 def entries(slices: Iterable[EndpointSlice], roles: Mapping[str, Role], port: str) -> list[EngineEntry]:
@@ -71,28 +49,16 @@ def _of_slice(one: EndpointSlice, roles: Mapping[str, Role], port: str) -> Itera
     numbers = {p.name or "": p.port for p in one.ports or () if p.port}
     if role is None or not numbers:
         return
-    http_port = _http_port(numbers, port)
-    if http_port is None:
+    number = http_port(numbers, port)
+    if number is None:
         raise ConfigError(f"EndpointSlice {one.metadata.name} has no port {port!r}: {', '.join(numbers)}")
     for endpoint in one.endpoints or ():
         if endpoint.conditions.ready is False or not endpoint.addresses:
             continue
-        address = endpoint.addresses[0]
-        host = f"[{address}]" if ":" in address else address
-        events = [
-            f"tcp://{host}:{numbers[name]}" for name in ("kv-events", "kv-events-replay") if name in numbers
-        ]
+        host = host_of(endpoint.addresses[0])
         yield EngineEntry(
-            url=f"http://{host}:{http_port}",
+            url=f"http://{host}:{number}",
             role=role,
             bootstrap_port=numbers.get("bootstrap") or 0,
-            kv_events=",".join(events) if "kv-events" in numbers else "",
+            kv_events=kv_events_at(host, numbers),
         )
-
-
-def _http_port(numbers: Mapping[str, int], wanted: str) -> int | None:
-    if not wanted:
-        return next(iter(numbers.values()))
-    if wanted.isdigit():
-        return int(wanted)
-    return numbers.get(wanted)

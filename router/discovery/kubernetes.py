@@ -1,153 +1,91 @@
-"""Engines behind Services of Kubernetes: list the EndpointSlices, then watch them.
+"""Engines in Kubernetes: behind Services (their EndpointSlices are watched), or pods chosen by labels.
 
-The router's service account needs `get`, `list` and `watch` of endpointslices in the group discovery.k8s.io.
-Its token is read anew for each request: Kubernetes replaces it while the pod runs.
+The router's service account needs `get`, `list` and `watch` of endpointslices in the group discovery.k8s.io,
+or of pods.
 """
 
 import asyncio
 import logging
 import os
-import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-
-import aiohttp
-import msgspec
 
 from kvcore.errors import ConfigError
 from router.core.view import Role
+from router.discovery import endpoint_slices, pods
 from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
-from router.discovery.endpoint_slices import SERVICE_LABEL, EndpointSlice, SliceList, WatchEvent, entries
+from router.discovery.endpoint_slices import SERVICE_LABEL, EndpointSlice
+from router.discovery.kubernetes_watch import ApiServer, KubernetesWatch
+from router.discovery.pods import Pod
 from router.instance import InstanceSpec
 
 logger = logging.getLogger(__name__)
 
-# The API server ends a watch after this; it is then begun again. Longer silence is a dead connection.
-_WATCH_S = 300
-_SILENCE_S = 330.0
-_LIST_TIMEOUT_S = 30.0
-
-_LIST = msgspec.json.Decoder(SliceList)
-_EVENT = msgspec.json.Decoder(WatchEvent)
-_SLICE = msgspec.json.Decoder(EndpointSlice)
-
-
-class _StartAgain(Exception):
-    """The watch cannot go on from where it was: list anew."""
+# One watch, and the engines in what it knows.
+_Source = tuple["KubernetesWatch[EndpointSlice] | KubernetesWatch[Pod]", Callable[[], list[EngineEntry]]]
 
 
 class KubernetesDiscovery:
     def __init__(self, config: DiscoveryConfig) -> None:
         """ConfigError outside of a cluster, when no API server is named."""
-        self._credentials = Path(config.kubernetes_credentials)
-        self._api = config.kubernetes_api.rstrip("/") or _api_of_cluster()
-        self._port = config.kubernetes_port
-        self._retry_s = config.interval_ms / 1e3
-        services = {
-            config.kubernetes_service: Role.MIXED,
-            config.kubernetes_prefill_service: Role.PREFILL,
-            config.kubernetes_decode_service: Role.DECODE,
-        }
-        self._roles = {name: role for name, role in services.items() if name}
-        namespace = config.kubernetes_namespace or self._own_namespace()
-        self._url = f"{self._api}/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._slices: dict[str, EndpointSlice] = {}
-        self._version = ""
+        self._config = config
+        credentials = Path(config.kubernetes_credentials)
+        api = ApiServer(config.kubernetes_api.rstrip("/") or _api_of_cluster(), credentials)
+        namespace = config.kubernetes_namespace or _own_namespace(credentials)
+        self._sources: list[_Source] = []
+        services = {name: role for name, role in config.kubernetes_services if name}
+        if services:
+            self._sources.append(self._of_services(api, namespace, services))
+        for selector, role in config.kubernetes_selectors:
+            if selector:
+                self._sources.append(self._of_pods(api, namespace, selector, role))
+
+    def _of_services(self, api: ApiServer, namespace: str, services: dict[str, Role]) -> _Source:
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        selector = f"{SERVICE_LABEL} in ({','.join(sorted(services))})"
+        watch: KubernetesWatch[EndpointSlice] = KubernetesWatch(api, path, selector, EndpointSlice)
+        port = self._config.kubernetes_port
+        return watch, lambda: endpoint_slices.entries(watch.objects.values(), services, port)
+
+    def _of_pods(self, api: ApiServer, namespace: str, selector: str, role: Role) -> _Source:
+        watch: KubernetesWatch[Pod] = KubernetesWatch(
+            api, f"/api/v1/namespaces/{namespace}/pods", selector, Pod
+        )
+        port, annotation = self._config.kubernetes_port, self._config.kubernetes_bootstrap_annotation
+        return watch, lambda: pods.entries(watch.objects.values(), role, port, annotation)
 
     async def changes(self) -> AsyncIterator[Sequence[InstanceSpec]]:
+        changed = asyncio.Event()
+        retry_s = self._config.interval_ms / 1e3
+        tasks = [asyncio.create_task(watch.run(changed.set, retry_s)) for watch, _ in self._sources]
         last: list[EngineEntry] | None = None
-        is_reached = True
-        while True:
-            try:
-                async with self._session() as session, aclosing(self._follow(session)) as changes:
-                    async for _ in changes:
-                        is_reached = True
-                        found = entries(self._slices.values(), self._roles, self._port)
-                        if found != last:
-                            last = found
-                            yield checked(found)
-            except _StartAgain as reason:
-                logger.info("the list of EndpointSlices is read anew: %s", reason)
-                continue
-            except (
-                aiohttp.ClientError,
-                OSError,
-                asyncio.TimeoutError,
-                msgspec.DecodeError,
-                ConfigError,
-            ) as error:
-                if is_reached:
-                    logger.warning("Kubernetes cannot be asked for engines; the last ones stay: %s", error)
-                is_reached = False
-            if last is None:
-                last = []
-                yield ()
-            await asyncio.sleep(self._retry_s)
-
-    async def _follow(self, session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
-        """Yields after each change of `_slices`; returns when a watch ended as it should."""
-        selector = f"{SERVICE_LABEL} in ({','.join(sorted(self._roles))})"
-        timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
-        async with session.get(
-            self._url, params={"labelSelector": selector}, headers=self._head(), timeout=timeout
-        ) as answer:
-            answer.raise_for_status()
-            listed = _LIST.decode(await answer.read())
-        self._slices = {one.metadata.name: one for one in listed.items}
-        self._version = listed.metadata.resourceVersion
-        yield None
-        while True:
-            params = {
-                "labelSelector": selector,
-                "watch": "1",
-                "allowWatchBookmarks": "true",
-                "timeoutSeconds": str(_WATCH_S),
-                "resourceVersion": self._version,
-            }
-            silence = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE_S)
-            async with session.get(self._url, params=params, headers=self._head(), timeout=silence) as answer:
-                if answer.status == 410:
-                    raise _StartAgain("the version to watch from is gone")
-                answer.raise_for_status()
-                async for line in _lines(answer.content):
-                    if self._apply(_EVENT.decode(line)):
-                        yield None
-
-    def _apply(self, event: WatchEvent) -> bool:
-        """Whether the engines may have changed."""
-        if event.type == "ERROR":  # a Status; mostly 410: too old a version
-            raise _StartAgain(bytes(event.object).decode(errors="replace"))
-        one = _SLICE.decode(event.object)
-        self._version = one.metadata.resourceVersion
-        if event.type == "BOOKMARK":
-            return False
-        if event.type == "DELETED":
-            self._slices.pop(one.metadata.name, None)
-        else:
-            self._slices[one.metadata.name] = one
-        return True
-
-    def _session(self) -> aiohttp.ClientSession:
-        context: ssl.SSLContext | bool = True
-        ca = self._credentials / "ca.crt"
-        if self._api.startswith("https:") and ca.exists():
-            context = ssl.create_default_context(cafile=str(ca))
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=2))
-
-    def _head(self) -> dict[str, str]:
         try:
-            token = (self._credentials / "token").read_text().strip()
-        except OSError:
-            return {}  # an API server that asks for none, such as kubectl proxy
-        return {"authorization": f"Bearer {token}"}
+            while True:
+                await changed.wait()
+                changed.clear()
+                if not all(watch.is_known for watch, _ in self._sources):
+                    continue
+                try:
+                    found = [entry for _, entries in self._sources for entry in entries()]
+                    specs = checked(found)
+                except ConfigError as error:
+                    logger.warning("what Kubernetes says cannot be; the last engines stay: %s", error)
+                    found, specs = last or [], []
+                if found != last:
+                    last = found
+                    yield specs
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _own_namespace(self) -> str:
-        try:
-            return (self._credentials / "namespace").read_text().strip() or "default"
-        except OSError:
-            return "default"
+
+def _own_namespace(credentials: Path) -> str:
+    try:
+        return (credentials / "namespace").read_text().strip() or "default"
+    except OSError:
+        return "default"
 
 
 def _api_of_cluster() -> str:
@@ -161,13 +99,3 @@ def _api_of_cluster() -> str:
             "name the API server with --discovery.kubernetes-api"
         )
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: a slice of a thousand endpoints is longer than what aiohttp reads as a line."""
-    rest = b""
-    async for data in stream.iter_any():
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line

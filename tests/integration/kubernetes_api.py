@@ -1,8 +1,9 @@
-"""An HTTP server that speaks the list and watch of EndpointSlices as a Kubernetes API server does (1.33):
-resource versions, bookmarks, 410 for a version it has forgotten."""
+"""An HTTP server that speaks the list and watch of EndpointSlices and of pods as a Kubernetes API server does
+(1.33): label selectors, resource versions, bookmarks, 410 for a version it has forgotten."""
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 
 class KubernetesApi:
-    """`async with`. Slices are of one namespace; requests without the `token` are a 401."""
+    """`async with`. Everything is of one namespace; requests without the `token` are a 401."""
 
     def __init__(self, namespace: str, token: str) -> None:
         self._namespace = namespace
@@ -22,6 +23,8 @@ class KubernetesApi:
         self._version = 1
         self._oldest = 1
         self._slices: dict[str, dict[str, Any]] = {}
+        self._pods: dict[str, dict[str, Any]] = {}
+        self.selectors: set[str] = set()  # that were asked for
         self._log: list[tuple[int, str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self._epoch = 0  # of watches; those of an older one end
@@ -31,6 +34,7 @@ class KubernetesApi:
         app = web.Application()
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
         app.router.add_get(path, self._answer)
+        app.router.add_get(f"/api/v1/namespaces/{self._namespace}/pods", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -67,6 +71,30 @@ class KubernetesApi:
             self._slices[name] = one
             self._log_change(kind, one)
 
+    def set_pods(self, ports_of: Mapping[str, int], **labels: str) -> None:
+        """A ready pod for each name, here, with these labels; others with these labels are deleted."""
+        for name in [name for name, one in self._pods.items() if one["metadata"]["labels"] == labels]:
+            if name not in ports_of:
+                self._log_change("DELETED", self._pods.pop(name))
+        for name, port in ports_of.items():
+            kind = "MODIFIED" if name in self._pods else "ADDED"
+            one = {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {
+                    "containers": [{"name": "vllm", "ports": [{"name": "http", "containerPort": port}]}]
+                },
+                "status": {
+                    "phase": "Running",
+                    "podIP": "127.0.0.1",
+                    "hostIP": "10.1.0.1",
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }
+            self._pods[name] = one
+            self._log_change(kind, one)
+
     def _log_change(self, kind: str, one: dict[str, Any]) -> None:
         self._version += 1
         one["metadata"]["resourceVersion"] = str(self._version)
@@ -94,19 +122,20 @@ class KubernetesApi:
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             self.num_unauthorized += 1
             return web.json_response({"kind": "Status", "code": 401}, status=401)
-        wanted = request.query["labelSelector"].partition(" in (")[2].rstrip(")").split(",")
+        kind = "Pod" if request.path.endswith("/pods") else "EndpointSlice"
+        selector = request.query["labelSelector"]
+        self.selectors.add(selector)
         if "watch" not in request.query:
             self.num_lists += 1
-            items = [
-                one
-                for one in self._slices.values()
-                if one["metadata"]["labels"]["kubernetes.io/service-name"] in wanted
-            ]
+            objects = self._pods if kind == "Pod" else self._slices
+            items = [one for one in objects.values() if _matches(one, selector)]
             metadata = {"resourceVersion": str(self._version)}
-            return web.json_response({"kind": "EndpointSliceList", "metadata": metadata, "items": items})
-        return await self._watch(request, int(request.query["resourceVersion"]))
+            return web.json_response({"kind": f"{kind}List", "metadata": metadata, "items": items})
+        return await self._watch(request, int(request.query["resourceVersion"]), kind, selector)
 
-    async def _watch(self, request: web.Request, version: int) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, version: int, kind_watched: str, selector: str
+    ) -> web.StreamResponse:
         epoch = self._epoch
         response = web.StreamResponse(headers={"content-type": "application/json"})
         await response.prepare(request)
@@ -119,12 +148,24 @@ class KubernetesApi:
         if version < self._oldest:
             await send("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
             return response
-        await send("BOOKMARK", {"kind": "EndpointSlice", "metadata": {"resourceVersion": str(version)}})
+        await send("BOOKMARK", {"kind": kind_watched, "metadata": {"resourceVersion": str(version)}})
         while epoch == self._epoch:
             changed = self._changed
             for at, kind, one in self._log:
-                if at > version:
+                if at <= version:
+                    continue
+                version = at
+                if one["kind"] == kind_watched and _matches(one, selector):
                     await send(kind, one)
-                    version = at
             await changed.wait()
         return response
+
+
+def _matches(one: dict[str, Any], selector: str) -> bool:
+    """Terms KEY=VALUE and KEY in (VALUE,VALUE), all of which must hold."""
+    labels = one["metadata"]["labels"]
+    for key, values in re.findall(r"([^,()\s]+) in \(([^)]*)\)", selector):
+        if labels.get(key) not in values.split(","):
+            return False
+    terms = re.sub(r"[^,()\s]+ in \([^)]*\)", "", selector)
+    return all(labels.get(k) == v for k, v in (t.split("=") for t in terms.split(",") if t))

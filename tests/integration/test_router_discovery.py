@@ -185,6 +185,59 @@ def test_kubernetes_is_listed_watched_and_listed_again(tmp_path: Path) -> None:
     check()
 
 
+def test_pods_are_chosen_by_their_labels(tmp_path: Path) -> None:
+    @async_test
+    async def check() -> None:
+        async with (
+            started("first", "second") as (first, second),
+            KubernetesApi("default", "") as api,
+        ):
+
+            def write(*engines: MockEngine) -> None:
+                api.set_pods({engine.name: engine.port for engine in engines}, app="vllm", tier="gpu")
+
+            api.set_pods({"other": 1}, app="vllm", tier="cpu")
+            settings = {"kubernetes_api": api.url, "kubernetes_credentials": str(tmp_path)}
+            async with discovering(
+                source="kubernetes", kubernetes_selector="app=vllm,tier=gpu", **settings
+            ) as setup:
+                await check_coming_and_going(setup, write, first, second)
+                api.forget_history()
+                write(second)
+                await knows(setup, second)
+            assert api.selectors == {"app=vllm,tier=gpu"}
+
+    check()
+
+
+def test_each_pool_may_have_a_selector_and_a_pod_of_both_changes_nothing(tmp_path: Path) -> None:
+    @async_test
+    async def check() -> None:
+        async with (
+            started("prefill", "decode") as (prefill, decode),
+            KubernetesApi("default", "") as api,
+        ):
+            settings = {
+                "kubernetes_prefill_selector": "role=prefill",
+                "kubernetes_decode_selector": "role=decode",
+                "kubernetes_api": api.url,
+                "kubernetes_credentials": str(tmp_path),
+            }
+            api.set_pods({"p": prefill.port}, role="prefill")
+            async with discovering(source="kubernetes", **settings) as setup:
+                api.set_pods({"d": decode.port}, role="decode")
+                await knows(setup, prefill, decode)
+                roles = {one.url: one.role.value for one in setup.router.cluster.instances.values()}
+                assert roles == {prefill.url: "prefill", decode.url: "decode"}
+                api.set_pods({"d": decode.port, "wrong": prefill.port}, role="decode")
+                await asyncio.sleep(0.2)
+                await knows(setup, prefill, decode)
+                api.set_pods({}, role="decode")
+                await knows(setup, prefill)
+
+    check()
+
+
 def test_a_kubernetes_that_cannot_be_reached_is_asked_again(tmp_path: Path) -> None:
     @async_test
     async def check() -> None:

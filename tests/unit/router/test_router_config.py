@@ -64,6 +64,17 @@ def test_flags_of_the_vllm_router_family_mean_the_same() -> None:
     assert read_config(["--disable-retries"])[0].retry.max_retries == 0
 
 
+def test_label_selectors_of_the_family_choose_pods() -> None:
+    flags = (
+        "--service-discovery --prefill-selector app=vllm role=prefill --decode-selector app=vllm,role=decode"
+    )
+    config, _ = read_config([*flags.split(), "--service-discovery-port", "8000"])
+    assert config.instance_specs() == []
+    assert config.discovery.kubernetes_prefill_selector == "app=vllm,role=prefill"
+    assert config.discovery.kubernetes_decode_selector == "app=vllm,role=decode"
+    assert config.discovery.kubernetes_port == "8000"
+
+
 def test_flags_win_over_the_environment_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +118,10 @@ def test_the_example_file_is_complete_and_says_the_defaults() -> None:
         (["--discovery.source", "redis", "--worker-urls", "http://a:1"], "drop --worker-urls"),
         (["--discovery.source", "redis", "--discovery.redis-url", "x"], "redis://"),
         (["--service-discovery"], "kubernetes-service"),
+        (["--service-discovery", "--prefill-selector", "app=p"], "--decode-selector"),
+        (["--service-discovery", "--selector", "a=b", "--decode-selector", "a=c"], "cannot be mixed"),
+        (["--service-discovery", "--selector", "a=b", "--discovery.kubernetes-service", "s"], "not both"),
+        (["--service-discovery", "--selector", "=b"], "KEY=VALUE"),
         (["--worker-urls", "http://a:1", "--engine-stores", "http://a:1=h:2"], "--store-kv-events"),
         (
             [
