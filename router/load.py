@@ -2,8 +2,9 @@
 
 From the Prometheus text of vLLM (`vllm:num_requests_running`, `vllm:num_requests_waiting`,
 `vllm:kv_cache_usage_perc`, `vllm:cache_config_info`) and SGLang (`sglang:num_running_reqs`,
-`sglang:num_queue_reqs`, `sglang:num_used_tokens`, `sglang:max_total_num_tokens`). Data parallel ranks of one
-engine are told apart where they are steered, else added up.
+`sglang:num_queue_reqs`, `sglang:num_used_tokens`, `sglang:max_total_num_tokens`; of its prefill and decode
+engines also the queues in which a request waits for its partner and its KV). Data parallel ranks of one engine
+are told apart where they are steered, else added up.
 """
 
 import asyncio
@@ -24,9 +25,16 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE = re.compile(
     rb"^(vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info)"
-    rb"|sglang:(?:num_running_reqs|num_queue_reqs|num_used_tokens|max_total_num_tokens))"
+    rb"|sglang:(?:num_running_reqs|num_queue_reqs|num_used_tokens|max_total_num_tokens"
+    rb"|num_prefill_bootstrap_queue_reqs|num_decode_prealloc_queue_reqs|num_decode_transfer_queue_reqs))"
     rb"(?:\{(.*)\})? ([0-9.eE+-]+)\s*$",
     re.MULTILINE,
+)
+# SGLang counts these apart from its queue.
+_WAITING_FOR_A_PARTNER = (
+    b"sglang:num_prefill_bootstrap_queue_reqs",
+    b"sglang:num_decode_prealloc_queue_reqs",
+    b"sglang:num_decode_transfer_queue_reqs",
 )
 _RANK = re.compile(rb',(?:engine|dp_rank)="(\d+)"')  # vLLM's label, SGLang's
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d+)"')
@@ -65,6 +73,7 @@ def parse_load(text: bytes, sampled_at: float, dp_rank: int | None = None) -> Lo
     waiting = totals.get(b"vllm:num_requests_waiting", totals.get(b"sglang:num_queue_reqs"))
     if running is None or waiting is None:
         return None
+    waiting += sum(totals.get(name, 0.0) for name in _WAITING_FOR_A_PARTNER)
     capacity = totals.get(b"vllm:cache_config_info", totals.get(b"sglang:max_total_num_tokens", -1.0))
     used = totals.get(b"sglang:num_used_tokens", -1.0)
     if ranks and capacity > 0:

@@ -38,6 +38,22 @@ def test_sglang() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("queues", "num_waiting"),
+    [
+        ((b"num_prefill_bootstrap_queue_reqs", b"num_prefill_inflight_queue_reqs"), 1 + 3),
+        ((b"num_decode_prealloc_queue_reqs", b"num_decode_transfer_queue_reqs"), 1 + 3 + 3),
+    ],
+)
+def test_sglangs_prefill_and_decode_engines_wait_in_queues_of_their_own(
+    queues: tuple[bytes, ...], num_waiting: int
+) -> None:
+    """In flight is what has been computed, and is only being sent."""
+    lines = b"".join(b'sglang:%b{tp_rank="0"} 3.0\n' % name for name in queues)
+    report = parse_load(SGLANG + lines, 5.0)
+    assert report is not None and report.waiting_requests == num_waiting
+
+
 def test_what_is_not_said_is_unknown() -> None:
     text = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.5\n"
     report = parse_load(text, 0.0)
