@@ -3,8 +3,8 @@
 From the Prometheus text of vLLM (`vllm:num_requests_running`, `vllm:num_requests_waiting`,
 `vllm:kv_cache_usage_perc`, `vllm:cache_config_info`) and SGLang (`sglang:num_running_reqs`,
 `sglang:num_queue_reqs`, `sglang:num_used_tokens`, `sglang:max_total_num_tokens`; of its prefill and decode
-engines also the queues in which a request waits for its partner and its KV). Data parallel ranks of one engine
-are told apart where they are steered, else added up.
+engines also the queues in which a request waits for its partner and its KV). Data parallel ranks of one
+engine are told apart where they are steered, else added up.
 """
 
 import asyncio
