@@ -63,7 +63,7 @@ class Router:
         self.metrics = RouterMetrics()
         self.decisions = DecisionLog()
         self.index: PrefixIndex | None = None
-        stores = config.store_sources()
+        stores, namespaces = config.store_sources(), frozenset(config.store_namespaces)
         has_events = bool(config.kv_events or stores)
         if has_events or config.reads_prompts:
             limits = config.index
@@ -96,14 +96,14 @@ class Router:
         self.events: EventReader | None = None
         self.prompts: PromptReader | None = None
         if self.index is not None:
-            self.events = EventReader(self.cluster, self.index, stores)
+            self.events = EventReader(self.cluster, self.index, stores, namespaces)
         if self.index is not None and config.reads_prompts:
             self.prompts = PromptReader(config.prompts, config.index.block_size_tokens, self.index.lora_names)
             if has_events and not config.prompts.tokenizer:
                 logger.warning("no tokenizer: only prompts sent as token ids can be matched with KV events")
         self.bootstrap = BootstrapDirectory(config)
         addresses = {f"store {one.endpoint}": one.store_address for one in stores if one.store_address}
-        self._store_links = StoreLinks(addresses, config.store_token)
+        self._store_links = StoreLinks(addresses, config.store_token, namespaces)
         self.prefetcher = Prefetcher(self.cluster.book, self.index, self._store_links)
         self.copier = PrefixCopier(self.cluster.book, self.index, self._store_links)
         self.conductor = Conductor(config.index.max_size_bytes)

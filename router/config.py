@@ -1,11 +1,13 @@
 """Everything a user can set. Flags, the file and the environment (MOONCAKE_ROUTER_*) all end here."""
 
+import re
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from kvcore.errors import ConfigError
+from kvcore.keys import NAMESPACE_BYTES
 from router.breaker import BreakerConfig
 from router.core.admission import make_admission
 from router.core.policies import make_policy
@@ -105,6 +107,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine_stores: Annotated[
         tuple[str, ...],
         Meta(description="stores of engines that are not on their host, URL=ADDRESS each (or URL=HOST)"),
+    ] = ()
+    store_namespaces: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="of this model's blocks in stores shared with others, as engines log them; none: all"
+        ),
     ] = ()
     store_token: Annotated[str, Meta(description="of the stores that fetch or copy prefixes ahead")] = ""
     api_keys: Annotated[
@@ -228,6 +236,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return stores
 
     def store_sources(self) -> list[EventSource]:
+        for namespace in self.store_namespaces:
+            if not re.fullmatch(f"[0-9a-f]{{{2 * NAMESPACE_BYTES}}}", namespace):
+                raise ConfigError(
+                    f"--store-namespaces {namespace!r}: write the {2 * NAMESPACE_BYTES} hex digits that an "
+                    "engine logs at its start"
+                )
         return [parse_store_source(text) for text in self.store_kv_events]
 
 

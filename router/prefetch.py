@@ -57,7 +57,7 @@ class Prefetcher:
     async def _prefetch(self, source: str, names: list[int]) -> None:
         try:
             client = await self._links.client(source)
-            keys = await client.resolve(names)
+            keys = await self._links.resolve(source, names) or []
             statuses = await client.prefetch(keys) if keys else []
             for status in statuses:
                 self.counts["fetched" if status is Status.OK else "missing"] += 1

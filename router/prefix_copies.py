@@ -93,10 +93,9 @@ class PrefixCopier:
 
     async def _copy(self, plan: CopyPlan, names: Sequence[int]) -> None:
         try:
-            source = await self._links.client(plan.source)
-            keys = await source.resolve(names)
-            if not source.connected:
-                self._failed(plan, len(names), source.last_error)
+            keys = await self._links.resolve(plan.source, names)
+            if keys is None:
+                self._failed(plan, len(names), "the source cannot be asked")
                 return
             statuses: list[Status] = []
             if keys:

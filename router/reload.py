@@ -16,6 +16,7 @@ _FIXED = (
     "host",
     "port",
     "store_kv_events",
+    "store_namespaces",
     "store_token",
     "upstream_idle_timeout_ms",
     "connect_timeout_ms",

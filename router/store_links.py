@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvcore.client.async_client import AsyncStoreClient
+from kvcore.keys import BLOCK_KEY_BYTES, NAMESPACE_BYTES
 
 logger = logging.getLogger(__name__)
 
 
 class StoreLinks:
-    """On the event loop's thread. `addresses`: of stores, by their ids in the cluster's book."""
+    """On the event loop's thread. `addresses`: of stores, by their ids in the cluster's book. `namespaces`:
+    as hex digits; of blocks that have a name in common only those of these are dealt with, empty: all."""
 
-    def __init__(self, addresses: Mapping[str, str], token: str) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], token: str, namespaces: frozenset[str] = frozenset()
+    ) -> None:
         self.addresses = addresses
+        self._namespaces = namespaces
         self._token = token
         self._clients: dict[str, AsyncStoreClient] = {}
         self._opening = asyncio.Lock()
@@ -28,6 +33,15 @@ class StoreLinks:
                 )
         return self._clients[store]
 
+    async def resolve(self, store: str, names: Sequence[int]) -> list[bytes] | None:
+        """Keys of the blocks that the store's events name so; None when it cannot be asked. As `client`."""
+        client = await self.client(store)
+        keys = await client.resolve(names)
+        if not client.connected:
+            return None
+        namespaces = self._namespaces
+        return [key for key in keys if not namespaces or _namespace(key) in namespaces]
+
     def complain(self, store: str, text: str, reason: object) -> None:
         """Once for each store and kind of trouble: what is tried again for every request fills no log."""
         if (store, text) not in self._complained:
@@ -37,3 +51,7 @@ class StoreLinks:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
+
+
+def _namespace(key: bytes) -> str:
+    return key[-BLOCK_KEY_BYTES : -BLOCK_KEY_BYTES + NAMESPACE_BYTES].hex()

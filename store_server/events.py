@@ -18,7 +18,7 @@ import zmq
 
 from kvcore import metrics
 from kvcore.errors import ConfigError, RemoteProtocolError
-from kvcore.keys import BLOCK_KEY_BYTES
+from kvcore.keys import BLOCK_KEY_BYTES, NAMESPACE_BYTES
 from kvcore.wire.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -142,14 +142,15 @@ class EventPublisher:
     def _events(self, runs: Iterable[Placed]) -> Iterator[Event]:
         for run in runs:
             medium = MEDIA[run.tier]
-            for keys in _pieces(run.keys):
-                names = self._names(keys)
-                if not names:
-                    continue
-                if run.is_stored:
-                    yield BlockStored(names, None, [], 0, medium)
-                else:
-                    yield BlockRemoved(names, medium)
+            for namespace, of_namespace in itertools.groupby(run.keys, _namespace):
+                for keys in _pieces(list(of_namespace)):
+                    names = self._names(keys)
+                    if not names:
+                        continue
+                    if run.is_stored:
+                        yield BlockStored(names, None, [], 0, medium, namespace=namespace.hex())
+                    else:
+                        yield BlockRemoved(names, medium, namespace=namespace.hex())
 
     def _remember(self, run: Placed) -> None:
         keys = [key for key in run.keys if len(key) >= BLOCK_KEY_BYTES]
@@ -257,6 +258,10 @@ def _endpoint(socket: "zmq.Socket[bytes] | None") -> str:
     name = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(name, bytes)
     return name.rstrip(b"\0").decode()
+
+
+def _namespace(key: bytes) -> bytes:
+    return key[-BLOCK_KEY_BYTES : -BLOCK_KEY_BYTES + NAMESPACE_BYTES]
 
 
 def _pieces(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

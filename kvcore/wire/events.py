@@ -52,7 +52,8 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
 
     `token_ids` is empty when the publisher knows hashes only (tiers below the GPU); else it holds
     `block_size` tokens for each block, of which the last may be partial. `cache_salt` is known for SGLang
-    only; vLLM puts it, untagged, among the first block's `extra_keys`.
+    only; vLLM puts it, untagged, among the first block's `extra_keys`. `namespace`: hex digits of the first
+    half of the blocks' keys, which our store alone says; blocks of different models may have equal hashes.
     """
 
     block_hashes: Sequence[int]
@@ -65,12 +66,14 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     extra_keys: Sequence[Any] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    namespace: str = ""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     block_hashes: Sequence[int]
     medium: Medium = Medium.GPU
     group_idx: int | None = None
+    namespace: str = ""
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
@@ -111,6 +114,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
+    namespace: str | None = None
 
 
 class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
@@ -118,6 +122,7 @@ class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
+    namespace: str | None = None
 
 
 class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
@@ -236,10 +241,14 @@ def _normalise(event: _Stored | _Removed | _Cleared) -> Event:
             event.extra_keys,
             event.group_idx,
             event.kv_cache_spec_kind,
+            event.namespace or "",
         )
     if type(event) is _Removed:
         return BlockRemoved(
-            _hashes_u64(event.block_hashes), _medium(event.medium, event.locality), event.group_idx
+            _hashes_u64(event.block_hashes),
+            _medium(event.medium, event.locality),
+            event.group_idx,
+            event.namespace or "",
         )
     return AllBlocksCleared()
 

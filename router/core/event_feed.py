@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from kvcore.errors import RemoteProtocolError
-from kvcore.wire.events import Event, decode_batch
+from kvcore.wire.events import AllBlocksCleared, Event, decode_batch
 
 MAX_HELD_BATCHES = 20_000
 
@@ -36,6 +36,7 @@ class FeedStats(msgspec.Struct):
     gaps: int = 0
     restarts: int = 0
     losses: int = 0  # times something could not be replayed, so that everything was forgotten
+    foreign_events: int = 0  # of other models' blocks in a store that is shared with them
 
 
 class EventSink(Protocol):
@@ -47,8 +48,17 @@ class EventSink(Protocol):
 
 
 class EventFeed:
-    def __init__(self, index: EventSink, worker: int, max_held_batches: int = MAX_HELD_BATCHES) -> None:
+    """`namespaces`: what events must be of, where they say what they are of; empty: of any."""
+
+    def __init__(
+        self,
+        index: EventSink,
+        worker: int,
+        max_held_batches: int = MAX_HELD_BATCHES,
+        namespaces: frozenset[str] = frozenset(),
+    ) -> None:
         self.stats = FeedStats()
+        self._namespaces = namespaces
         self._index = index
         self._worker = worker
         self._max_held_batches = max_held_batches
@@ -152,4 +162,13 @@ class EventFeed:
             self.stats.bad_batches += 1
             return
         self.stats.skipped_events += batch.num_skipped
-        self._index.apply(self._worker, batch.events)
+        events = batch.events
+        if self._namespaces:
+            events = [event for event in events if self._is_ours(event)]
+            self.stats.foreign_events += len(batch.events) - len(events)
+        self._index.apply(self._worker, events)
+
+    def _is_ours(self, event: Event) -> bool:
+        if isinstance(event, AllBlocksCleared):
+            return True
+        return not event.namespace or event.namespace in self._namespaces

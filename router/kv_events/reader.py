@@ -23,17 +23,20 @@ class _Follower:
 
 
 class EventReader:
-    """On the event loop's thread. `stores`: the sources of store nodes; engines come with their own."""
+    """On the event loop's thread. `stores`: the sources of store nodes, of which blocks of `store_namespaces`
+    count, or all when that is empty; engines come with their own."""
 
     def __init__(
         self,
         cluster: Cluster,
         index: PrefixIndex,
         stores: Sequence[EventSource],
+        store_namespaces: frozenset[str],
     ) -> None:
         self._cluster = cluster
         self._index = index
         self._stores = stores
+        self._store_namespaces = store_namespaces
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._followers: dict[Instance, _Follower] = {}
         self._store_followers: list[_Follower] = []
@@ -44,7 +47,7 @@ class EventReader:
         for source in self._stores:
             names = source.host, source.store_address
             worker = self._cluster.add_store_node(f"store {source.endpoint}", *names)
-            self._store_followers.append(self._follow(source, worker))
+            self._store_followers.append(self._follow(source, worker, self._store_namespaces))
 
     def watch(self) -> None:
         """To be called after each change of the cluster."""
@@ -57,8 +60,11 @@ class EventReader:
             if instance not in self._followers and worker is not None:
                 self._followers[instance] = self._follow(source, worker)
 
-    def _follow(self, source: EventSource, worker: int) -> _Follower:
-        follower = _Follower(Subscriber(self._context, source, EventFeed(self._index, worker)))
+    def _follow(
+        self, source: EventSource, worker: int, namespaces: frozenset[str] = frozenset()
+    ) -> _Follower:
+        feed = EventFeed(self._index, worker, namespaces=namespaces)
+        follower = _Follower(Subscriber(self._context, source, feed))
         follower.subscriber.start()
         return follower
 

@@ -205,8 +205,15 @@ events = st.one_of(
         st.none() | st.just([None, ["x", 3]]),
         st.none() | st.integers(0, 3),
         st.none() | st.just("full_attention"),
+        st.text("0123456789abcdef", max_size=4),
     ),
-    st.builds(BlockRemoved, hashes, st.sampled_from(Medium), st.none() | st.integers(0, 3)),
+    st.builds(
+        BlockRemoved,
+        hashes,
+        st.sampled_from(Medium),
+        st.none() | st.integers(0, 3),
+        st.text("0123456789abcdef", max_size=4),
+    ),
     st.builds(AllBlocksCleared),
 )
 

@@ -117,6 +117,7 @@ def test_the_example_file_is_complete_and_says_the_defaults() -> None:
         (["--worker-urls", "http://a:1", "--discovery.source", "file"], "needs --discovery.file"),
         (["--discovery.source", "redis", "--worker-urls", "http://a:1"], "drop --worker-urls"),
         (["--discovery.source", "redis", "--discovery.redis-url", "x"], "redis://"),
+        (["--worker-urls", "http://a:1", "--store-namespaces", "our model"], "32 hex digits"),
         (["--service-discovery"], "kubernetes-service"),
         (["--service-discovery", "--prefill-selector", "app=p"], "--decode-selector"),
         (["--service-discovery", "--selector", "a=b", "--decode-selector", "a=c"], "cannot be mixed"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.wire.events import BlockRemoved, BlockStored, Event, encode_batch
+from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
 from router.core.block_hash import block_hashes
 from router.core.event_feed import EventFeed, ReplayFrom
 from router.core.prefix_index import PrefixIndex
@@ -45,6 +45,34 @@ def test_batches_in_order_are_applied_at_once() -> None:
         assert world.feed.on_published(seq, payload(seq)) is None
     assert world.holds() == {0, 1, 2}
     assert world.feed.is_current
+
+
+def test_blocks_of_another_model_are_neither_stored_nor_removed() -> None:
+    index = PrefixIndex(BLOCK)
+    engine, store = index.add_worker("engine"), index.add_worker("store", True)
+    # Both models' engines call the block of token t 1000 + t.
+    index.apply(engine, [store_event(token) for token in range(4)])
+    feed = EventFeed(index, store, namespaces=frozenset({"aa", "ab"}))
+
+    def held() -> list[bool]:
+        return [index.holds(store, 1000 + token) for token in range(4)]
+
+    ours = BlockStored([1000], None, [], 0, namespace="aa"), BlockStored([1001], None, [], 0, namespace="ab")
+    foreign = BlockStored([1002], None, [], 0, namespace="bb")
+    unnamed = BlockStored([1003], None, [], 0)
+    feed.on_published(0, encode_batch(0.0, [*ours, foreign, unnamed]))
+    assert held() == [True, True, False, True]
+    feed.on_published(
+        1, encode_batch(0.0, [BlockRemoved([1000], namespace="bb"), BlockRemoved([1001], namespace="ab")])
+    )
+    assert held() == [True, False, False, True]
+    feed.on_published(2, encode_batch(0.0, [AllBlocksCleared()]))
+    assert held() == [False] * 4
+    assert feed.stats.foreign_events == 2
+    # Not told what to listen for, all of it counts.
+    anything = EventFeed(index, store)
+    anything.on_published(0, encode_batch(0.0, [foreign]))
+    assert held() == [False, False, True, False]
 
 
 def test_a_gap_is_replayed_before_what_came_after_it() -> None:

@@ -73,6 +73,32 @@ def run(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield request.param
 
 
+def test_events_say_whose_blocks_they_are(run: Any) -> None:
+    async def check() -> None:
+        world = World()
+        world.publisher.start()
+        try:
+            keys = [namespace * 16 + bytes([number]) * 16 for namespace in (b"a", b"b") for number in (1, 2)]
+            world.log.stored([b"short", *keys], Tier.DRAM)
+            world.log.removed(keys[2:], Tier.DRAM)
+            world.publisher.flush()
+            ((_, payload),) = await world.replay(0)
+            events = [one for one in decode_batch(payload).events if not isinstance(one, AllBlocksCleared)]
+            assert [type(one) for one in events] == [BlockStored, BlockStored, BlockRemoved]
+            assert [one.namespace for one in events] == [
+                (b"a" * 16).hex(),
+                (b"b" * 16).hex(),
+                (b"b" * 16).hex(),
+            ]
+            # Names alone would not tell them apart.
+            assert events[0].block_hashes == events[1].block_hashes == events[2].block_hashes
+        finally:
+            await world.publisher.stop()
+            world.context.destroy(linger=0)
+
+    run(check())
+
+
 def in_world(run: Any, story: Any, **settings: Any) -> None:
     async def tell() -> None:
         world = World(**settings)
