@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = "tiny" if args.quick else "smollm2"
-    plan, rounds = _plan(args), 1 if args.quick else args.rounds
+    plan, rounds = _plan(args), args.rounds or (1 if args.quick else 8 if args.layout == "pd" else 10)
     cells = LAYOUTS if args.layout == "pd" else (*PAPER, *STORE_FOR_ALL) if args.all else PAPER
     try:
         model = Model(make_model(name, args.cache), _BYTES_PER_TOKEN[name])
@@ -104,7 +104,11 @@ def _run(plan: Plan, cells: tuple[Cell, ...], rounds: int, model: Model) -> tupl
             for number in range(rounds):
                 for cell in order(cells, number):
                     bar.set_description(f"round {number + 1}, {cell.engines}, {cell.routed}")
-                    turns.append(runner.turn(cell, number, rate_per_s))
+                    try:
+                        turns.append(runner.turn(cell, number, rate_per_s))
+                    except DemoError:
+                        processes.check_alive()  # the better reason, with the end of its log
+                        raise
         return turns, rate_per_s
 
 
@@ -125,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="the tiny model, nine short requests: does it work?"
     )
-    parser.add_argument("--rounds", type=int, default=8, help="default: 8")
+    parser.add_argument("--rounds", type=int, help="default: 10, with pd 8, with --quick 1")
     parser.add_argument("--requests", type=int, help="of a turn (default: 72, with pd 40)")
     parser.add_argument("--documents", type=int, help="default: 9, with pd 4")
     parser.add_argument(

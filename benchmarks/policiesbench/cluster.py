@@ -71,6 +71,11 @@ class Cluster:
     def first_engine(self) -> Engine:
         return next(iter(self.engines.values()))[0]
 
+    def urls(self) -> list[str]:
+        """Of every engine and every router."""
+        engines = [engine.url for engines in self.engines.values() for engine in engines]
+        return [*engines, *map(self.router_url, self._cells)]
+
     def router_url(self, cell: Cell) -> str:
         return f"http://127.0.0.1:{self._router_ports[cell]}"
 

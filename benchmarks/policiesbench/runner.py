@@ -20,7 +20,7 @@ from policiesbench.workload import Plan, Prompt, prompts
 from router.core.estimator import PrefillModel
 
 _SETTLE_S = 1.0  # saves go on after the answers, events behind them
-_WARM_UP = 2  # prompts for each engine, before anything counts
+_WARM_UP = 2  # prompts for each engine and through each router, before anything counts
 
 
 def profile(cluster: Cluster, model: Model, plan: Plan, config: Path) -> PrefillModel:
@@ -59,12 +59,11 @@ class Runner:
         self._cluster, self._plan, self._texts, self._progress = cluster, plan, texts, progress
 
     def warm_up(self) -> None:
-        """The first prompts of an engine, and those of a connector with a store, take longer than others."""
-        for engines in self._cluster.engines.values():
-            for engine in engines:
-                head = f"{engine.name} is warming up. {self._texts[0][: self._plan.document_bytes]}"
-                asked = [Prompt(0.0, f"{number} {head}") for number in range(_WARM_UP)]
-                asyncio.run(ask_all(engine.url, asked, self._plan.max_tokens, lambda: None))
+        """The first prompts of an engine, a connector or a router that tokenises take longer than others."""
+        for url in self._cluster.urls():
+            head = f"{url} is warming up. {self._texts[0][: self._plan.document_bytes]}"
+            asked = [Prompt(0.0, f"{number} {head}") for number in range(_WARM_UP)]
+            asyncio.run(ask_all(url, asked, self._plan.max_tokens, lambda: None))
 
     def turn(self, cell: Cell, number: int, rate_per_s: float) -> Turn:
         salt = f"{_salt(cell)}-{number:02}"
