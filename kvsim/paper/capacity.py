@@ -10,6 +10,11 @@ from kvsim.paper.base import Claim, Figure, Many, Row, Traces, percent
 TTFT_SLO_MS = 30_000.0
 TBT_SLOS_MS = (100.0, 200.0, 300.0)
 OURS = "ours, 8P+8D"
+# vLLM's default when the paper was written (vllm-project/vllm#4580), and what an operator might try.
+CHUNK_TOKENS = 512
+OTHER_CHUNKS_TOKENS = (256, 1024, 2048)
+THREE = ("vLLM", "vLLM, prefix caching", "vLLM, chunked prefill")
+BOTH = "vLLM, prefix caching and chunked prefill"
 PAPER = {
     ("conversation", 100.0): "+498 %",
     ("conversation", 200.0): "+157 %",
@@ -34,7 +39,9 @@ def configs(traces: Traces, trace: str) -> list[SimConfig]:
         SimConfig(name=OURS, seed=1, trace=traces.spec(trace)),
         coupled("vLLM", False, 0),
         coupled("vLLM, prefix caching", True, 0),
-        coupled("vLLM, chunked prefill", False, 1024),
+        coupled("vLLM, chunked prefill", False, CHUNK_TOKENS),
+        *(coupled(f"vLLM, chunks of {tokens}", False, tokens) for tokens in OTHER_CHUNKS_TOKENS),
+        coupled(BOTH, True, CHUNK_TOKENS),
     ]
 
 
@@ -52,16 +59,24 @@ def run(traces: Traces, many: Many) -> Figure:
             at = f"{trace}, TBT {slo_ms:.0f} ms"
             shares = {r.config.name: good_share(r.outcomes, TTFT_SLO_MS, slo_ms) for r in results}
             ours = shares.pop(OURS)
-            others = max(shares.values())
+            best = max(shares[name] for name in THREE)
+            tuned = max(shares.values())
             at_prefill = good_share(results[0].outcomes, TTFT_SLO_MS, slo_ms, at_prefill=True)
             rows.append(Row(f"{at}: ours", "", percent(ours)))
             rows.append(Row(f"{at}: ours, first token counted at prefill", "", percent(at_prefill)))
             rows += [Row(f"{at}: {name}", "", percent(share)) for name, share in shares.items()]
-            rows.append(
-                Row(f"{at}: gain over the best vLLM", PAPER.get((trace, slo_ms), ""), gain(ours, others))
+            rows += [
+                Row(
+                    f"{at}: gain over the best of three vLLM",
+                    PAPER.get((trace, slo_ms), ""),
+                    gain(ours, best),
+                ),
+                Row(f"{at}: gain over plain vLLM", "", gain(ours, shares["vLLM"])),
+                Row(f"{at}: gain over the best of all, tuned for the threshold", "", gain(ours, tuned)),
+            ]
+            claims.append(
+                Claim(f"{trace}, {slo_ms:.0f} ms: above all seven vLLM", min(ours, at_prefill) > tuned)
             )
-            rows.append(Row(f"{at}: gain over plain vLLM", "", gain(ours, shares["vLLM"])))
-            claims.append(Claim(f"{trace}, {slo_ms:.0f} ms: above all three", min(ours, at_prefill) > others))
         for field, slo, unit_ms, unit in (("ttft_ms", TTFT_SLO_MS, 1e3, "s"), ("tbt_ms", 200.0, 1.0, "ms")):
             title = f"Figure 7: {trace}, {field.removesuffix('_ms').upper()}"
             figures[f"figure7_{trace}_{field}"] = plots.cdf(results, field, title, slo, unit_ms, unit)
@@ -70,11 +85,13 @@ def run(traces: Traces, many: Many) -> Figure:
         "Figures 1 and 7: requests within TTFT 30 s and TBT 100 / 200 / 300 ms, 16 nodes of 8 x A800",
         rows,
         claims,
-        "Same order, smaller gains. The paper's vLLM suffers more: preemptions, CPU overhead in the step "
-        "and prefills that are batched stretch its stalls; our coupled node has none of these, and its "
-        "chunked prefill has an ideal scheduler. TBT is the mean of the longest tenth of a request's "
-        "intervals, as in the paper, so one whole prefill in a short answer is enough to lose it. Coupled "
-        "nodes answer themselves, so that where the first token is counted makes no difference to them; ours "
-        "is given both ways.",
+        "Same order, smaller gains. The paper's vLLM suffers more: preemptions, CPU overhead in the step and "
+        "prefills that are batched stretch its stalls; our coupled node has none of these. Its chunked "
+        "prefill has an ideal scheduler and computes small chunks as efficiently as whole prompts; with the "
+        "best size for a threshold, or with prefix caching as well, which the paper does not compare, it "
+        "comes near ours at this load. TBT is the mean of the longest tenth of a request's intervals, as in "
+        "the paper, so one whole prefill in a short answer is enough to lose it. Coupled nodes answer "
+        "themselves, so that where the first token is counted makes no difference to them; ours is given "
+        "both ways.",
         figures,
     )

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from kvcore.errors import ConfigError
+from kvsim.config import SimConfig, TraceSpec
 from kvsim.recorded import read_lines, recorded_trace, replay
+from kvsim.runs import simulate
 from router.app import Router
 from router.core.record import Arrival
 from router.core.settings import Settings
@@ -51,6 +53,10 @@ def test_live_decisions_are_the_cores(
     assert [now for _, now in decided] == [then for then, _ in decided]
     assert len({then.decode for then, _ in decided}) > 1
     assert len(recorded_trace(read_lines(file), "live").requests) == 24
+    simulated = simulate(SimConfig(trace=TraceSpec(path=str(file)))).summary
+    assert simulated.served_requests == 24
+    # Only a policy that looks at prefixes has the router hash prompts.
+    assert (simulated.hit_rate_blocks > 0.5) == (policy != "least_loaded")
 
 
 def test_a_record_that_cannot_be_written_is_told(tmp_path: Path) -> None:
