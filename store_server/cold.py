@@ -3,6 +3,7 @@
 import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from kvcore.metrics import SSD_PREFIX
 from kvcore.units import format_size
@@ -105,6 +106,11 @@ class SsdColdTier:
             else:
                 assert isinstance(outcome, Removed)
 
+    @property
+    def directories(self) -> list[Path]:
+        """Of the paths in service, where other files may lie beside the segments."""
+        return self._tier.directories
+
     def verify(self, on_progress: Callable[[int, int], None]) -> tuple[int, list[bytes]]:
         """Blocks, for a worker thread: (objects checked, keys found corrupt), see SsdTier.verify."""
         return self._tier.verify(on_progress)
@@ -174,6 +180,9 @@ class SsdColdTier:
     def read(self, key: bytes, buffer: memoryview, on_read: Callable[[Loaded], None]) -> bool:
         """To memory outside of the pool. `on_read` is called by `poll`; False: not there."""
         return self._tier.read(ReadRequest(key, [buffer], on_read))
+
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        self._tier.note_removal()
 
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._placements is not None:

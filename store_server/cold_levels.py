@@ -54,6 +54,8 @@ class ColdLevels:
         if self.ssd is not None:
             await asyncio.to_thread(self.ssd.open, pool)
         if self.remote is not None:
+            directories = self.ssd.directories if self.ssd is not None else []
+            await asyncio.to_thread(self.remote.read_notes, directories)
             self.remote.open(pool)
 
     async def close(self, grace_s: float) -> None:
@@ -142,6 +144,11 @@ class ColdLevels:
     def load(self, obj: StoredObject) -> bool:
         is_coming = self.ssd.load(obj) if self.ssd is not None else False
         return is_coming or (self.remote.load(obj) if self.remote is not None else False)
+
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        for level in (self.ssd, self.remote):
+            if level is not None:
+                level.note_removal(keys)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._copier is not None:

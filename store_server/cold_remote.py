@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from kvcore.metrics import REMOTE_PREFIX
 from kvcore.units import format_size
@@ -43,6 +44,10 @@ class RemoteColdTier:
         self._placements = placements
         self.quotas = LevelQuotas({quota.prefix: quota.remote_bytes for quota in quotas})
         self._pool = memoryview(b"")
+
+    def read_notes(self, directories: Sequence[Path]) -> None:
+        """Of removals that the remote may not have been told of. Blocks, before `open`."""
+        self._tier.read_notes(directories)
 
     def open(self, pool: memoryview) -> None:
         self._pool = pool
@@ -183,6 +188,9 @@ class RemoteColdTier:
 
     def load(self, obj: StoredObject) -> bool:
         return self._tier.read(ReadRequest(obj.key, views_of(self._pool, obj), obj))
+
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        self._tier.note_removal(keys)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         if self._placements is not None:

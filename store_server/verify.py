@@ -23,7 +23,7 @@ def verify(paths: Sequence[Path], *, as_json: bool) -> None:
     )
     tier = SsdTier(SsdConfig(disks=disks), notify=lambda: None)
     try:
-        report = tier.open()
+        report = tier.open(for_service=False)
         with tqdm(total=len(tier), unit=" objects", desc="verifying", disable=None) as bar:
             num_checked, corrupt = tier.verify(lambda done, total: bar.update(done - bar.n))
         size_bytes = tier.stats()["live_bytes"]

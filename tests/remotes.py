@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,15 @@ class ValkeyServer:
 
     def log(self) -> str:
         return (self._directory / "valkey.log").read_text()
+
+    def pause(self) -> None:
+        """It answers nothing until `go_on`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:

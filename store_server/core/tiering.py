@@ -68,6 +68,11 @@ class ColdTier(Protocol):
         """Fill the object's extents; `Promotions.loaded` follows. False when it is not there."""
         ...
 
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        """A client has these removed for good, also where they cannot be seen now; `remove` follows for those
+        that can."""
+        ...
+
     def remove(self, keys: Sequence[bytes]) -> None: ...
 
 
@@ -97,6 +102,9 @@ class NoColdTier:
 
     def load(self, obj: StoredObject) -> bool:
         return False
+
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        pass
 
     def remove(self, keys: Sequence[bytes]) -> None:
         pass

@@ -83,6 +83,13 @@ class Upkeep:
                 self._writes.abandon(key)
             else:
                 statuses[index] = Status.PENDING
+        gone = [
+            key
+            for key, status in zip(request.keys, statuses, strict=True)
+            if status in (Status.OK, Status.MISSING)
+        ]
+        if gone:
+            self._cold.note_removal(gone)
         if cold_keys:
             self._cold.remove(cold_keys)
         return StatusReply(request.id, bytes(statuses))

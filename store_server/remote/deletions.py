@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import islice
 
 from store_server.remote.backend import RemoteBackend, RemoteFailure
 from store_server.remote.guard import Guard
@@ -18,8 +19,15 @@ class Deletions:
         self._backend = backend
         self._guard = guard
         self._pending: dict[str, None] = {}
-        self._deleting: Sequence[str] = ()
+        self._deleting: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        """It is to go, whatever a listing says."""
+        return name in self._pending or name in self._deleting
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pending)
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._deleting)
@@ -58,13 +66,13 @@ class Deletions:
         self._task = None
 
     async def _delete_some(self) -> None:
-        self._deleting = list(self._pending)[:_BATCH]
+        self._deleting = dict.fromkeys(islice(self._pending, _BATCH))
         for name in self._deleting:
             del self._pending[name]
         try:
-            await self._guard.call(self._backend.delete(self._deleting))
+            await self._guard.call(self._backend.delete(list(self._deleting)))
         except RemoteFailure:
             self._pending = dict.fromkeys([*self._deleting, *self._pending])
             raise
         finally:
-            self._deleting = ()
+            self._deleting = {}

@@ -12,7 +12,8 @@ Tell = Callable[[Sequence[bytes]], None]
 
 class Lister:
     """Lists all names, again and again, `refresh_s` after the end of the last time. It is also what finds out
-    that a remote is back: while the guard is open nobody else asks. `on_found` and `on_gone` get keys."""
+    that a remote is back: while the guard is open nobody else asks. `on_found` and `on_gone` get keys.
+    `is_wanted` is asked about each name that is shown; what is not counts as not there."""
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class Lister:
         on_found: Tell,
         on_gone: Tell,
         on_complete: Callable[[], None],
+        is_wanted: Callable[[str], bool],
     ) -> None:
         self._backend = backend
         self._guard = guard
@@ -31,7 +33,9 @@ class Lister:
         self._on_found = on_found
         self._on_gone = on_gone
         self._on_complete = on_complete
+        self._is_wanted = is_wanted
         self.num_listings = 0
+        self.num_begun = 0
 
     async def run(self) -> None:
         while True:
@@ -51,12 +55,13 @@ class Lister:
         await asyncio.sleep(self._guard.pause_s)
 
     async def _list_all(self) -> bool:
+        self.num_begun += 1
         self._index.listing_begins()
         is_complete = False
         pages = self._backend.list()
         try:
             while (page := await self._guard.call(anext(pages, None))) is not None:
-                found = self._index.listed(page)
+                found = self._index.listed(filter(self._is_wanted, page))
                 if found:
                     self._on_found(found)
             is_complete = True

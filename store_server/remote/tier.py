@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 
 from kvcore.wire.messages import Status, Tier
 from store_server.core.tiering import Acceptance, ColdObject
@@ -10,7 +11,8 @@ from store_server.remote.backend import RemoteBackend, RemoteFailure
 from store_server.remote.check import RemoteCheck
 from store_server.remote.config import RemoteConfig
 from store_server.remote.deletions import Deletions
-from store_server.remote.format import CorruptObject, decode_into, encode, name_of
+from store_server.remote.doomed import DoomedKeys
+from store_server.remote.format import CorruptObject, decode_into, encode, name_of, parse_name
 from store_server.remote.guard import Guard
 from store_server.remote.index import RemoteIndex
 from store_server.remote.listing import Lister
@@ -41,6 +43,7 @@ class RemoteTier:
         self._on_listed = on_listed
         self._guard = Guard(config.public_url, config.timeout_ms / 1e3)
         self._deletions = Deletions(backend, self._guard)
+        self._doomed = DoomedKeys()
         self._index = RemoteIndex(0)
         self._lister: Lister | None = None
         self._listing: asyncio.Task[None] | None = None
@@ -56,6 +59,11 @@ class RemoteTier:
 
     # ---- life ------------------------------------------------------------------------------------------
 
+    def read_notes(self, directories: Sequence[Path]) -> None:
+        """Of what was removed and may still be there; it is written down there again. Blocks, before
+        `open`."""
+        self._doomed.open(directories, self._config.public_url)
+
     def open(self, max_in_flight_bytes: int, max_keys: int) -> None:
         """Begins to list what is there, and waits for nothing."""
         self._max_in_flight_bytes = max_in_flight_bytes
@@ -67,7 +75,8 @@ class RemoteTier:
             self._config.refresh_ms / 1e3,
             lambda keys: self._tell(list(keys)),
             lambda keys: self._tell(Dropped(keys, "gone")),
-            self._on_listed,
+            self._listed,
+            self._is_wanted,
         )
         self._listing = asyncio.get_running_loop().create_task(self._lister.run())
 
@@ -84,6 +93,8 @@ class RemoteTier:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._deletions.close()
+        unsure = [entry[0] for name in self._deletions if (entry := parse_name(name)) is not None]
+        await asyncio.to_thread(self._doomed.close, unsure)
         await self._backend.close()
 
     # ---- asking ----------------------------------------------------------------------------------------
@@ -157,6 +168,7 @@ class RemoteTier:
         name = name_of(request.key, request.num_layers, size_bytes)
         if request.key in self._writes or not self._deletions.keep(name):
             return Acceptance.BUSY
+        self._doomed.discard(request.key)
         self._writes.add(request.key)
         self._in_flight_bytes = in_flight_bytes
         self._spawn(self._write(request, name))
@@ -171,9 +183,15 @@ class RemoteTier:
         self._spawn(self._read(request, name_of(request.key, place.num_layers, place.size_bytes)))
         return True
 
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        """A client has these removed. Those that this store does not know of, and all while the remote cannot
+        be asked, go when a listing shows them."""
+        if not self.trouble:
+            keys = [key for key in keys if key not in self._index and key not in self._writes]
+        self._doomed.add(keys, self._lister.num_begun if self._lister is not None else 0)
+
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Gone at once for this process, and for others when the remote has been told. What it cannot be told
-        before this process ends comes back with the next listing."""
+        """Gone at once for this process, and for others when the remote has been told."""
         for key in keys:
             if key in self._writes:
                 self._cancelled.add(key)
@@ -282,6 +300,23 @@ class RemoteTier:
             self._tell(Dropped(leaving, "over capacity"))
 
     # ---- inside ----------------------------------------------------------------------------------------
+
+    def _is_wanted(self, name: str) -> bool:
+        """Of a name that a listing shows."""
+        if name in self._deletions:
+            return False
+        if len(self._doomed):
+            entry = parse_name(name)
+            if entry is not None and entry[0] in self._doomed:
+                self._deletions.add(name)
+                self._counters["deleted_objects"] += 1
+                return False
+        return True
+
+    def _listed(self) -> None:
+        assert self._lister is not None
+        self._doomed.listed(self._lister.num_begun, all_deleted=not len(self._deletions))
+        self._on_listed()
 
     def _tell(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

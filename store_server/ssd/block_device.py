@@ -1,10 +1,10 @@
 """Where one path keeps its segments: slots of a block device without a file system, for example a namespace
 attached by NVMe over Fabrics.
 
-Page 0 says that the device is ours and how large its slots are. Behind it lie the slots: a header page, which
-names the segment and how far it reaches, then the segment. What is left of an older segment in a slot is told
-apart by the segment's id in each of its batches. Snapshots of indexes are not kept: a restart reads the
-headers of the batches instead, one page for every few MB.
+Page 0 says that the device is ours, how large its slots are and of which generation it is. Behind it lie the
+slots: a header page, which names the segment and how far it reaches, then the segment. What is left of an
+older segment in a slot is told apart by the segment's id in each of its batches. Snapshots of indexes are not
+kept: a restart reads the headers of the batches instead, one page for every few MB.
 """
 
 import errno
@@ -21,11 +21,13 @@ from store_server.ssd.aligned import AlignedBuffer
 from store_server.ssd.disk_io import DiskIo, read_all, write_all
 from store_server.ssd.folder import Place, claim
 from store_server.ssd.format import PAGE_BYTES
+from store_server.ssd.generation import Generation
 
 _DEVICE_MAGIC, _SLOT_MAGIC = b"MCKVDEV1", b"MCKVSLT1"
 _RECORD = struct.Struct("<8sQQ")  # magic, two numbers; xxh3-64 of that follows
 _DIGEST = struct.Struct("<Q")
 _STILL_OPEN = 0
+_GENERATION_BITS = 32  # of each of its two numbers
 # Of a batch of one object with thousands of layers, a checksum each.
 _HEADER_ROOM_BYTES = 32 * PAGE_BYTES
 
@@ -131,6 +133,19 @@ class BlockDevice:
 
     def clear_leftovers(self) -> None:
         """A crash leaves none: a slot is taken or free by one write of a page."""
+
+    def read_generation(self) -> Generation:
+        with self._guard:
+            found = self._read(0, _DEVICE_MAGIC)
+        if found is None:
+            return Generation()
+        return Generation(found[1] >> _GENERATION_BITS, found[1] & (1 << _GENERATION_BITS) - 1)
+
+    def write_generation(self, generation: Generation) -> None:
+        packed = generation.number << _GENERATION_BITS | generation.last_removal
+        with self._guard:
+            self._write(0, _DEVICE_MAGIC, self._slot_bytes, packed)
+            self._io.sync(self._fd)
 
     def _claim_device(self) -> None:
         found = self._read(0, _DEVICE_MAGIC)

@@ -17,6 +17,7 @@ from store_server.ssd.disk_io import TRANSIENT_ERRNOS, DiskIo, read_all
 from store_server.ssd.events import DiskFailed, Event, ReadDone
 from store_server.ssd.folder import Directory, Folder
 from store_server.ssd.format import PAGE_BYTES, round_up
+from store_server.ssd.generation import Generation
 from store_server.ssd.recovery import recover_segment
 from store_server.ssd.segments import Contents, SegmentFiles
 from store_server.ssd.types import Location, ReadRequest
@@ -57,6 +58,9 @@ class Disk:
         self._local = threading.local()
         self._failing = threading.Lock()
         self._errors_in_a_row = 0
+        self._is_claimed = False
+        self._noting = threading.Lock()
+        self._noted = Generation()
 
     @property
     def max_object_bytes(self) -> int:
@@ -74,17 +78,60 @@ class Disk:
     def takes_writes(self) -> bool:
         return not self.failed and self._writer.takes_writes
 
-    def open(self, on_segment: Callable[[int, Contents, bool], None]) -> None:
-        """Claim the directory and hand over what its segments hold, oldest first, with whether that took a
-        scan. Blocks. ConfigError when the directory is in use, OSError when it is broken."""
+    def claim(self) -> Generation:
+        """What it notes. Blocks. ConfigError when the directory is in use, OSError when it is broken."""
         self._folder.lock()
+        try:
+            self._noted = self._folder.read_generation()
+        except OSError:
+            self._folder.unlock()
+            raise
+        self._is_claimed = True
+        return self._noted
+
+    def open(self, on_segment: Callable[[int, Contents, bool], None]) -> None:
+        """Hand over what its segments hold, oldest first, with whether that took a scan. Blocks. OSError when
+        the disk is broken."""
         try:
             for segment_id in self._folder.ids():
                 self._open_segment(segment_id, on_segment)
             self._folder.clear_leftovers()
         except OSError:
-            self._folder.unlock()
+            self._give_up()
             raise
+
+    def discard_all(self) -> int:
+        """Instead of `open`: nothing that it holds is wanted. How many segments that were."""
+        try:
+            segment_ids = self._folder.ids()
+            for segment_id in segment_ids:
+                self._files.adopt(segment_id, self._folder.size_bytes(segment_id))
+                self._files.discard(segment_id)
+            self._folder.clear_leftovers()
+        except OSError:
+            self._give_up()
+            raise
+        return len(segment_ids)
+
+    def _give_up(self) -> None:
+        self._is_claimed = False
+        self._folder.unlock()
+
+    def note(self, generation: Generation) -> None:
+        """Has it written down, in a thread; what is older than what was noted last is not."""
+        if self._is_claimed:
+            self._readers.submit(self.note_now, generation)
+
+    def note_now(self, generation: Generation) -> None:
+        """Blocks. A disk that takes no note is not at fault for that: it will count as older than it is."""
+        with self._noting:
+            if generation.number and (self.failed or generation <= self._noted):
+                return  # to one that has failed only that it is not to be trusted
+            self._noted = generation
+            try:
+                self._folder.write_generation(generation)
+            except OSError as error:
+                log.warning("%s: not noted which generation it is of: %s", self.directory, error)
 
     def _open_segment(self, segment_id: int, on_segment: Callable[[int, Contents, bool], None]) -> None:
         recovered = recover_segment(self._folder, segment_id, self._io, self._arena())
@@ -108,6 +155,7 @@ class Disk:
     def close(self) -> None:
         """Write back what waits, seal, end the threads. Blocks."""
         self._writer.stop()
+        self._is_claimed = False
         self._readers.shutdown(wait=True)
         self._folder.unlock()
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kvcore.errors import ConfigError
-from store_server.ssd.disk_io import DiskIo
+from store_server.ssd.aligned import AlignedBuffer
+from store_server.ssd.disk_io import DiskIo, read_all, write_all
+from store_server.ssd.format import PAGE_BYTES
+from store_server.ssd.generation import Generation, decode_generation, encode_generation
 
 _SEGMENT_NAME = re.compile(r"^segment-(\d{12})\.kv$")
 
@@ -71,6 +74,14 @@ class Folder(Protocol):
 
     def clear_leftovers(self) -> None:
         """Of a crash."""
+        ...
+
+    def read_generation(self) -> Generation:
+        """That of a path that has noted none is the oldest of all."""
+        ...
+
+    def write_generation(self, generation: Generation) -> None:
+        """Durable when it returns."""
         ...
 
 
@@ -148,6 +159,32 @@ class Directory:
         for path in self.path.glob("segment-*.index*"):
             if not path.name.endswith(".index") or not path.with_suffix(".kv").exists():
                 path.unlink()
+
+    def read_generation(self) -> Generation:
+        try:
+            fd = self._io.open(self._generation, os.O_RDONLY)
+        except FileNotFoundError:
+            return Generation()
+        try:
+            page = AlignedBuffer(PAGE_BYTES).take(PAGE_BYTES)
+            return decode_generation(bytes(page[: read_all(self._io, fd, [page], 0)]))
+        finally:
+            os.close(fd)
+
+    def write_generation(self, generation: Generation) -> None:
+        # In place: a full disk has no room for a new file.
+        fd = self._io.open(self._generation, os.O_RDWR | os.O_CREAT)
+        try:
+            page = AlignedBuffer(PAGE_BYTES).take(PAGE_BYTES)
+            page[:] = encode_generation(generation)
+            write_all(self._io, fd, [page], 0)
+            self._io.sync(fd)
+        finally:
+            os.close(fd)
+
+    @property
+    def _generation(self) -> Path:
+        return self.path / "generation"
 
     def _segment(self, segment_id: int) -> Path:
         return self.path / f"segment-{segment_id:012d}.kv"

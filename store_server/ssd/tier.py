@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from kvcore.errors import ConfigError
 from kvcore.wire.messages import Status
@@ -21,6 +22,7 @@ from store_server.ssd.events import (
     SegmentsDropped,
     WritesRefused,
 )
+from store_server.ssd.generation import Generation
 from store_server.ssd.index import Index
 from store_server.ssd.rebuild import RebuildReport, rebuild_index
 from store_server.ssd.types import (
@@ -53,6 +55,8 @@ class SsdTier:
         self._index = Index()
         self._writing: dict[bytes, Disk] = {}
         self._cancelled: set[bytes] = set()
+        self._generation = Generation()
+        self._removing: dict[int, set[bytes]] = {number: set() for number in range(len(config.disks))}
         self.counters = dict.fromkeys(
             ("written_objects", "written_bytes", "read_objects", "read_bytes", "corrupt", "reclaimed"), 0
         )
@@ -64,11 +68,13 @@ class SsdTier:
 
     # ---- life ------------------------------------------------------------------------------------------
 
-    def open(self) -> RebuildReport:
+    def open(self, *, for_service: bool = True) -> RebuildReport:
         """Claim the paths, rebuild the index, start the threads. A path that cannot be used is left out with
-        an error in the log; ConfigError when none is left, or when one is in use by another store."""
-        report = rebuild_index(self._disks, self._index)
+        an error in the log; ConfigError when none is left, or when one is in use by another store. Not
+        `for_service`: whether the paths have missed removals stays as it is."""
+        report = rebuild_index(self._disks, self._index, for_service=for_service)
         self._sequence = itertools.count(report.last_sequence + 1)
+        self._generation = report.generation
         for disk in self._disks:
             if not disk.failed:
                 for segment_id in disk.start():
@@ -97,6 +103,11 @@ class SsdTier:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._index)
+
+    @property
+    def directories(self) -> list[Path]:
+        """Paths in service that are directories."""
+        return [disk.directory for disk in self._disks if not disk.failed and disk.directory.is_dir()]
 
     @property
     def max_object_bytes(self) -> int:
@@ -169,7 +180,22 @@ class SsdTier:
             if location is not None:
                 by_disk.setdefault(location.disk, []).append(key)
         for number, removed in by_disk.items():
+            self._removing[number].update(removed)
             self._disks[number].writer.remove(removed)
+
+    def note_removal(self) -> None:
+        """A client has something removed, wherever it is: a disk that is not in service must not bring it
+        back one day."""
+        if self._generation.last_removal < self._generation.number:
+            self._generation = self._generation.with_removal()
+            self._note_generation()
+
+    def _note_generation(self) -> None:
+        for disk in self._disks:
+            if not disk.failed:
+                disk.note(self._generation)
+            elif self._generation.last_removal == self._generation.number:
+                disk.note(self._generation.without_trust())
 
     def poll(self) -> list[Outcome]:
         """What happened since the last call, applied to the index. Never blocks."""
@@ -223,10 +249,19 @@ class SsdTier:
             self.counters["reclaimed"] += len(keys)
             return [Dropped(keys, "reclaimed")] if keys else []
         assert isinstance(event, DiskFailed)
-        keys = self._index.remove_disk(event.disk)
+        return self._apply_failure(event.disk)
+
+    def _apply_failure(self, disk: int) -> list[Outcome]:
+        self._generation = self._generation.next()
+        if self._removing[disk]:
+            self._generation = self._generation.with_removal()  # which it was told of, and may have lost
+        self._removing[disk].clear()
+        self._note_generation()
+        keys = self._index.remove_disk(disk)
         return [Dropped(keys, "disk failed")] if keys else []
 
     def _apply_written(self, event: BatchWritten) -> list[Outcome]:
+        self._removing[event.disk].difference_update(event.removed)
         if self._disks[event.disk].failed:
             return [
                 outcome for write in event.writes for outcome in self._place_again(write, Status.UNAVAILABLE)

@@ -1,5 +1,6 @@
 """A real store with a remote level: below DRAM alone, below an SSD, shared by two stores, down and back."""
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcore import metrics
-from kvcore.wire.messages import Exists, Lookup, LookupReply, Remove, Status, Tier
+from kvcore.wire.messages import Evict, Exists, Lookup, LookupReply, Remove, Status, Tier
 from store_server.cli import main
 from tests.integration.store_harness import RawClient, StartStore, StoreProcess, eventually
 from tests.integration.store_harness import short_dir as short_dir
@@ -278,3 +279,38 @@ def test_a_check_reads_the_remote_and_says_when_it_cannot(
     assert status == 1 and down["num_unread"] == num_remote - 1 and "the remote is down" in complaint
     left_out = ["verify", "--remote-rate", "0", "--address", store.ready["address"]]
     assert main(left_out) == 0 and "on the remote" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_was_removed_while_the_remote_was_down_does_not_return(
+    start_store: StartStore, short_dir: Path, valkey: ValkeyServer
+) -> None:
+    flags = levels(valkey.url, ssd=short_dir / "ssd", timeout="1s")
+    store = start_store(*flags, pool_size=POOL)
+    client = store.connect()
+    put_all(client, range(20))
+    client.ask(Evict)
+    eventually(lambda: store.stats()["remote_objects"] == 20)
+    valkey.pause()
+    try:
+        eventually(lambda: store.stats()["remote_available"] == 0)
+        assert client.statuses(Remove, [key(number) for number in range(5)]) == [OK] * 5
+        eventually(lambda: [path for path in (short_dir / "ssd").glob("removed-*") if path.stat().st_size])
+        eventually(lambda: store.stats()["ssd_objects"] == 15)
+        assert store.stop(signal.SIGKILL) != 0
+        blind = start_store(*flags, pool_size=POOL)
+        assert blind.connect().statuses(Remove, [key(7), key(8)]) == [OK] * 2
+        assert blind.stop() == 0
+    finally:
+        valkey.go_on()
+    again = start_store(*flags, pool_size=POOL)
+    client = again.connect()
+    eventually(
+        lambda: again.stats()["remote_objects"] == 13 and not again.stats()["remote_deletions_pending"]
+    )
+    eventually(lambda: not list((short_dir / "ssd").glob("removed-*")))
+    statuses = client.statuses(Exists, [key(number) for number in range(20)])
+    gone = {number for number in range(20) if statuses[number] == Status.MISSING}
+    assert {7, 8} <= gone <= {0, 1, 2, 3, 4, 7, 8}
+    with contextlib.closing(valkey.client()) as redis:
+        assert redis.dbsize() == 13

@@ -242,3 +242,30 @@ def test_prefetching_brings_objects_back_to_dram(start_store: StartStore, short_
         assert fetching.wait() == [OK] * 16 + [Status.MISSING]
         assert tiers() == [Tier.DRAM] * 16
         assert client.stats()[metrics.PROMOTED_OBJECTS_TOTAL] == 16
+
+
+@pytest.mark.slow
+def test_what_was_removed_while_a_path_was_out_of_use_does_not_return(
+    start_store: StartStore, short_dir: Path
+) -> None:
+    both = levels(short_dir / "a", short_dir / "b")
+    first = start_store(*both, pool_size=POOL)
+    put_all(first.connect(), range(40))
+    assert first.stop() == 0
+
+    alone = start_store(*levels(short_dir / "a"), pool_size=POOL)
+    client = alone.connect()
+    statuses = client.statuses(Exists, [key(number) for number in range(40)])
+    on_b = [number for number in range(40) if statuses[number] == Status.MISSING]
+    assert 0 < len(on_b) < 40
+    assert client.statuses(Remove, [key(on_b[0])]) == [Status.MISSING], "it cannot be seen"
+    assert alone.stop(signal.SIGKILL) != 0
+
+    again = start_store(*both, pool_size=POOL)
+    client = again.connect()
+    statuses = client.statuses(Exists, [key(number) for number in range(40)])
+    assert [number for number in range(40) if statuses[number] == Status.MISSING] == on_b
+    put_all(client, range(on_b[0], on_b[0] + 1))
+    assert again.stop() == 0
+    last = start_store(*both, pool_size=POOL)
+    check_all(last.connect(), range(on_b[0], on_b[0] + 1))

@@ -295,6 +295,8 @@ class MooncakeDistributedStore:
         """How many objects of this tenant, of those put by name, were removed. KV blocks of engines stay."""
         client = self._client()
         num_removed = cursor = 0
+        # No object has this name; but a disk that is out of service has to learn that something was removed.
+        client.remove(self._key(""))
         while True:
             infos, cursor = client.list_keys(cursor, _LISTED_KEYS)
             keys = [info.key for info in infos if info.key.startswith(self._namespace)]

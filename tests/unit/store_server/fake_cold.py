@@ -16,6 +16,7 @@ class FakeCold:
         self.writing: list[StoredObject] = []
         self.loading: list[StoredObject] = []
         self.cancelled: set[bytes] = set()
+        self.noted: set[bytes] = set()
         self.metadata_bytes = 0
         self.delays_writers = True
 
@@ -49,6 +50,9 @@ class FakeCold:
         assert obj.size_bytes == sum(obj.extents[1::2])
         self.loading.append(obj)
         return True
+
+    def note_removal(self, keys: Sequence[bytes]) -> None:
+        self.noted.update(keys)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         self.cancelled |= set(keys) & {obj.key for obj in self.writing}

@@ -143,4 +143,4 @@ def test_requests_are_scoped_whatever_keys_they_name() -> None:
 def test_every_request_with_keys_is_scoped() -> None:
     for kind in m.Request.__args__:  # type: ignore[attr-defined]
         named = {"keys", "parents"} & set(kind.__struct_fields__)
-        assert named <= ({"keys", "parents"} if kind is m.Reserve else {"keys"}), kind
+        assert named <= ({"keys", "parents"} if kind in (m.Reserve, m.CopyFrom) else {"keys"}), kind

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kvcore.wire.messages import Status
@@ -76,6 +77,7 @@ class TierDriver:
         backend: ScriptedBackend,
         max_in_flight_bytes: int = 1 << 20,
         max_keys: int = 10_000,
+        notes_in: Sequence[Path] = (),
         **settings: Any,
     ) -> None:
         self.backend = backend
@@ -84,6 +86,7 @@ class TierDriver:
         self._changed = asyncio.Event()
         config = RemoteConfig(url="file:///nowhere", **{"refresh_ms": 20, "timeout_ms": 5_000, **settings})
         self.tier = RemoteTier(config, backend, self._changed.set, self._listed)
+        self.tier.read_notes(notes_in)
         self._bounds = (max_in_flight_bytes, max_keys)
 
     async def __aenter__(self) -> "TierDriver":

@@ -1,0 +1,179 @@
+"""A disk that was out of service while objects were removed brings none of them back."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore.wire.messages import Status
+from store_server.ssd.format import PAGE_BYTES
+from store_server.ssd.generation import Generation, decode_generation, encode_generation
+from tests.faults.test_ssd_disk_faults import FaultyIo
+from tests.unit.store_server.ssd.harness import Driver, key_of, make_data
+
+SIZE = 20_000
+NUM = 16
+
+
+def fill(driver: Driver, numbers: range = range(NUM)) -> None:
+    for number in numbers:
+        assert driver.put(key_of(number), make_data(number, SIZE)) == Status.OK
+
+
+def held_by(driver: Driver, disk: int) -> list[int]:
+    return [n for n in range(NUM) if (place := driver.tier.location(key_of(n))) and place.disk == disk]
+
+
+def take_out(driver: Driver, io: FaultyIo, name: str) -> None:
+    """The disk refuses writes, and with the next one it is out of service."""
+    io.fault = lambda call, path: errno.EROFS if call == "write" and f"/{name}/" in path else None
+    failed = driver.tier.stats()["disks_failed"]
+    for number in range(100, 200):
+        if driver.tier.stats()["disks_failed"] > failed:
+            return
+        driver.put(key_of(number), make_data(number, SIZE))
+    raise AssertionError("it should have been written to")
+
+
+def removed_by_a_client(driver: Driver, *keys: bytes) -> None:
+    driver.tier.note_removal()
+    driver.tier.remove(keys)
+
+
+@pytest.mark.parametrize("generation", [Generation(), Generation(7, 3), Generation(1 << 31, 1 << 31)])
+def test_a_note_is_read_back_and_anything_else_counts_as_old(generation: Generation) -> None:
+    page = encode_generation(generation)
+    assert len(page) == PAGE_BYTES and decode_generation(page) == generation
+    for spoilt in (b"", page[:20], bytes(PAGE_BYTES), page[:9] + b"!" + page[10:]):
+        assert decode_generation(spoilt) == Generation()
+
+
+def test_what_was_removed_meanwhile_stays_away(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+        fill(driver)
+        on_bad, on_good = held_by(driver, 1), held_by(driver, 0)
+        take_out(driver, io, "bad")
+        removed_by_a_client(driver, key_of(on_bad[0]))
+    io.fault = lambda call, path: None
+    for _ in range(2):
+        with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+            assert driver.get(key_of(on_bad[0])) is None
+            assert all(driver.get(key_of(n)) == make_data(n, SIZE) for n in on_good)
+            assert driver.tier.stats()["disks_failed"] == 0
+
+
+def test_without_a_removal_everything_comes_back(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+        fill(driver)
+        removed_by_a_client(driver, key_of(0))  # before, so both know of it
+        while driver.tier.stats()["objects"] == NUM:
+            driver.step()
+        fill(driver, range(200, 202))
+        take_out(driver, io, "bad")
+    io.fault = lambda call, path: None
+    with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+        assert [n for n in range(NUM) if driver.get(key_of(n)) is None] == [0]
+
+
+def test_a_removal_on_its_way_to_a_disk_that_fails_is_not_lost(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+        fill(driver)
+        doomed = held_by(driver, 1)[0]
+        io.fault = lambda call, path: errno.EROFS if call == "write" and "/bad/" in path else None
+        removed_by_a_client(driver, key_of(doomed))
+        while "disk failed" not in driver.dropped().values():
+            driver.step()
+    io.fault = lambda call, path: None
+    with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
+        assert driver.get(key_of(doomed)) is None
+
+
+def test_the_only_disk_is_not_trusted_if_it_still_takes_the_note(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with Driver(tmp_path / "only", io=io) as driver:
+        fill(driver)
+        io.fault = lambda call, path: errno.EIO if call == "read" else None
+        for number in range(3):
+            driver.load(key_of(number))
+        while len(driver.tier):
+            driver.step()
+        removed_by_a_client(driver, key_of(9))
+    io.fault = lambda call, path: None
+    for _ in range(2):
+        with Driver(tmp_path / "only", io=io) as driver:
+            assert driver.get(key_of(9)) is None
+            assert driver.put(key_of(50), make_data(50, SIZE)) == Status.OK
+    with Driver(tmp_path / "only", io=io) as driver:
+        assert driver.get(key_of(50)) == make_data(50, SIZE), "only what was there then is gone"
+
+
+def test_a_path_that_was_left_out_of_the_configuration(tmp_path: Path) -> None:
+    with Driver(tmp_path / "a", tmp_path / "b") as driver:
+        fill(driver)
+        on_b = held_by(driver, 1)
+    with Driver(tmp_path / "a") as driver:
+        removed_by_a_client(driver, key_of(on_b[0]))  # which this store cannot see
+    with Driver(tmp_path / "a", tmp_path / "b") as driver:
+        assert all(driver.get(key_of(n)) is None for n in on_b)
+
+
+def test_a_block_device_notes_it_as_well(tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(b"")
+    with device.open("r+b") as file:
+        file.truncate(24 << 20)
+    with Driver(tmp_path / "a", device) as driver:
+        fill(driver)
+        on_device = held_by(driver, 1)
+        assert on_device
+    with Driver(tmp_path / "a") as driver:
+        removed_by_a_client(driver, b"anything")
+    with Driver(tmp_path / "a", device) as driver:
+        assert all(driver.get(key_of(n)) is None for n in on_device)
+        fill(driver)
+        on_device = held_by(driver, 1)
+    with Driver(tmp_path / "a", device) as driver:
+        assert held_by(driver, 1) == on_device
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("put", "remove", "restart")), st.integers(0, 7), st.integers(1, 7)),
+        max_size=25,
+    )
+)
+def test_whatever_is_removed_stays_away_until_it_is_put_again(steps: list[tuple[str, int, int]]) -> None:
+    """With each restart some of three paths are there (a bit each), always among them the first."""
+    with TemporaryDirectory() as name:
+        paths = [Path(name) / letter for letter in "abc"]
+        open_tier: Callable[[int], Driver] = lambda bits: Driver(  # noqa: E731
+            *[path for index, path in enumerate(paths) if bits >> index & 1]
+        ).__enter__()
+        present: set[int] = set()
+        driver = open_tier(7)
+        try:
+            for step, number, bits in steps:
+                if step == "put" and key_of(number) not in driver.tier:
+                    assert driver.put(key_of(number), make_data(number, SIZE)) == Status.OK
+                    present.add(number)
+                elif step == "remove":
+                    removed_by_a_client(driver, key_of(number))
+                    present.discard(number)
+                elif step == "restart":
+                    driver.close()
+                    driver = open_tier(bits | 1)
+                found = {n for n in range(8) if key_of(n) in driver.tier}
+                assert found <= present, (step, number, bits)
+        finally:
+            driver.close()
+            shutil.rmtree(name, ignore_errors=True)
