@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -32,6 +33,8 @@ from router.recorder import Recorder
 logger = logging.getLogger(__name__)
 
 _ENV_PREFIX = "MOONCAKE_ROUTER"
+# As gc.set_threshold takes them.
+_NEW_CONTAINERS, _YOUNG_COLLECTIONS, _COLLECTIONS_BEFORE_FULL = 10_000, 20, 100
 
 _DESCRIPTION = """\
 An OpenAI-compatible router in front of vLLM engines. Streams pass through byte for byte.
@@ -183,6 +186,7 @@ async def _serve(
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if ready_file is not None:
             write_ready_file(Path(ready_file), {"pid": os.getpid(), "host": host, "port": port, "url": url})
+        _calm_garbage_collector()
         print(f"mooncake-router ready on {url} ({summary(config)})", flush=True)
         await stopping.wait()
         stopping.clear()
@@ -198,6 +202,14 @@ async def _serve(
         if ready_file is not None:
             _remove(Path(ready_file))
     return 0
+
+
+def _calm_garbage_collector() -> None:
+    """What lives as long as the process need not be looked at again and again, and requests leave no cycles
+    behind: collections are left for what goes wrong."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_CONTAINERS, _YOUNG_COLLECTIONS, _COLLECTIONS_BEFORE_FULL)
 
 
 def _register(argv: Sequence[str]) -> int:

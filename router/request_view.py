@@ -18,35 +18,48 @@ class BadInput(Exception):
     """The client's mistake; the message tells it which."""
 
 
-class _Hints(msgspec.Struct, frozen=True, gc=False):
-    """Their types are the engine's to check: Any."""
+_NO_RAW = msgspec.Raw(b"")
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """All that the router reads of a completion request, in one pass over its bytes. Their types are the
+    engine's to check: Any. `prompt`, `messages` and `tools` are their JSON, empty where there is none."""
 
     max_tokens: Any = None
     max_completion_tokens: Any = None
     priority: Any = None
+    prompt: msgspec.Raw = _NO_RAW
+    messages: msgspec.Raw = _NO_RAW
+    tools: msgspec.Raw = _NO_RAW
+    model: Any = None
+    cache_salt: Any = None
+    add_special_tokens: Any = None
 
 
-_HINTS = msgspec.json.Decoder(_Hints)
-_NO_HINTS = _Hints()
+_BODY = msgspec.json.Decoder(Body)
+NO_BODY = Body()
 _MAX_INT64 = 2**63 - 1
 
 
-def read_request_view(request_id: str, request: Request, *, generates: bool) -> RequestView:
-    """`generates`: the body is a completion request and so must be a JSON object. Raises BadInput."""
-    hints = _NO_HINTS
-    if generates:
-        try:
-            hints = _HINTS.decode(request.body)
-        except msgspec.DecodeError as error:
-            raise BadInput(f"the request body cannot be read as a JSON object: {error}") from None
+def read_body(raw: bytes) -> Body:
+    """Of a completion request, which must be a JSON object. Raises BadInput."""
+    try:
+        return _BODY.decode(raw)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"the request body cannot be read as a JSON object: {error}") from None
+
+
+def read_request_view(request_id: str, request: Request, body: Body = NO_BODY) -> RequestView:
+    """All but the prompt. Raises BadInput for a header."""
     headers = request.headers
+    session_id = headers.get(b"x-session-id")
     return RequestView(
         request_id,
-        max_tokens=_count(hints.max_completion_tokens) or _count(hints.max_tokens),
-        session_id=headers.get(b"x-session-id", b"").decode("latin-1"),
-        priority=hints.priority if type(hints.priority) is int else 0,
-        ttft_slo_ms=_slo_ms(headers, b"x-slo-ttft-ms"),
-        tbt_slo_ms=_slo_ms(headers, b"x-slo-tpot-ms"),
+        max_tokens=_count(body.max_completion_tokens) or _count(body.max_tokens),
+        session_id=session_id.decode("latin-1") if session_id is not None else "",
+        priority=body.priority if type(body.priority) is int else 0,
+        ttft_slo_ms=_slo_ms(headers, b"x-slo-ttft-ms") if b"x-slo-ttft-ms" in headers else 0.0,
+        tbt_slo_ms=_slo_ms(headers, b"x-slo-tpot-ms") if b"x-slo-tpot-ms" in headers else 0.0,
     )
 
 
@@ -55,9 +68,7 @@ def _count(value: Any) -> int:
 
 
 def _slo_ms(headers: dict[bytes, bytes], name: bytes) -> float:
-    text = headers.get(name)
-    if text is None:
-        return 0.0
+    text = headers[name]
     try:
         value = float(text)
     except ValueError:

@@ -217,7 +217,12 @@ class Leg:
 
     def _finish(self) -> None:
         self.state = LegState.OVER
+        self.on_data = _drop  # `hold` would tie the leg to itself, for the garbage collector to find
         self.target.in_flight -= 1
+
+
+def _drop(data: bytes) -> None:
+    """Nothing comes any more."""
 
 
 class BodyDecoder:

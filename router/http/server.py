@@ -57,7 +57,8 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, app: Application) -> None:
         self._app = app
-        self._loop = asyncio.get_running_loop()
+        # Kept: asking for the running loop asks the kernel for the process id, each time (CPython 3.11).
+        self.loop = asyncio.get_running_loop()
         self._parser = RequestParser(app.limits, self._request_complete, self._expects_continue)
         self._queue: deque[Request] = deque()
         self._current: Request | None = None
@@ -68,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused = False
         self._stalled_since = 0.0
         self._phase = Phase.IDLE
-        self._phase_since = self._loop.time()
+        self._phase_since = self.loop.time()
         self._served_any = False
         self._lingering_since = 0.0
 
@@ -102,11 +103,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if parser.phase is not self._phase:
             self._phase = parser.phase
-            self._phase_since = self._loop.time()
+            self._phase_since = self.loop.time()
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        self._stalled_since = self._loop.time()
+        self._stalled_since = self.loop.time()
         if self._active is not None:
             self._active.client_paused()
 
@@ -177,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
             self._queue.clear()
             self.transport.close()
             return
-        self._phase_since = self._loop.time()
+        self._phase_since = self.loop.time()
         if self._queue or self._refusal is not None or self._reading_paused:
             self._pump()
 
@@ -200,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._refusal = refusal
         if self._current is None and not self.transport.is_closing() and not self._lingering_since:
-            self._lingering_since = self._loop.time()
+            self._lingering_since = self.loop.time()
             self.write(error_response(refusal.status, refusal.message).encode(close=True))
             self.transport.write_eof()
 

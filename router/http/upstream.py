@@ -20,6 +20,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, pool: "UpstreamPool") -> None:
         self._pool = pool
+        # Kept: asking for the running loop asks the kernel for the process id, each time (CPython 3.11).
+        self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport | None = None
         self.idle_since = 0.0
@@ -214,7 +216,7 @@ class UpstreamPool:
         self._idle.pop(connection, None)
 
     def release(self, connection: UpstreamConnection) -> None:
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = connection.loop.time()
         self._idle[connection] = None
 
     def close_stale(self, now: float) -> None:

@@ -11,23 +11,24 @@ from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from router.core.block_hash import TOKEN_BYTES, block_hashes, chain, root_seed, text_block_hashes
+from router.core.block_hash import TOKEN_BYTES, block_hashes, root_seed
+from router.core.chain_memo import ChainMemo
 from router.core.view import RequestView
 from router.http.request import Request
 from router.prompts.chat_template import ChatTemplate, NotText, load_chat_template
 from router.prompts.tokenizer import Tokenizer, Unfinished, load_tokenizer
+from router.request_view import Body
 
 # Shorter tails take less time than handing them to another thread and back.
 _INLINE_CHARS = 512
 # Prompts waiting to be encoded. Beyond that tokenising is the bottleneck, and routing by load is better.
 _MAX_WAITING = 256
-_NO_RAW = msgspec.Raw(b"")
 
 
 class PromptsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,16 +50,6 @@ class PromptsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 4.0
 
 
-class _Body(msgspec.Struct, frozen=True, gc=False):
-    prompt: msgspec.Raw = _NO_RAW
-    messages: msgspec.Raw = _NO_RAW
-    tools: msgspec.Raw = _NO_RAW
-    model: Any = None
-    cache_salt: Any = None
-    add_special_tokens: Any = None
-
-
-_BODY = msgspec.json.Decoder(_Body)
 _TOKEN_IDS = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**32)]])
 _STRING = msgspec.json.Decoder(str)
 
@@ -72,7 +63,8 @@ class PromptReader:
         self.counts: Counter[str] = Counter()
         self._config = config
         self._block_size_tokens = block_size_tokens
-        self._text_block_bytes = max(1, round(block_size_tokens * config.text_bytes_per_token))
+        self._text_chains = ChainMemo(max(1, round(block_size_tokens * config.text_bytes_per_token)))
+        self._token_chains = ChainMemo(block_size_tokens * TOKEN_BYTES)
         self._lora_names = lora_names
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
@@ -89,15 +81,19 @@ class PromptReader:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def read(self, view: RequestView, request: Request) -> "RequestView | asyncio.Future[RequestView]":
-        """The view with its prompt, or without one; at once or, for texts that take long, later."""
+    def read(
+        self, view: RequestView, request: Request, body: Body
+    ) -> "RequestView | asyncio.Future[RequestView]":
+        """The view with its prompt, or without one; at once or, for texts that take long, later. `body` is
+        what was read of the request's."""
         try:
-            return self._read(view, request)
+            return self._read(view, request, body)
         except (msgspec.DecodeError, UnicodeEncodeError, NotText):
             return self._unknown(view, request)
 
-    def _read(self, view: RequestView, request: Request) -> "RequestView | asyncio.Future[RequestView]":
-        body = _BODY.decode(request.body)
+    def _read(
+        self, view: RequestView, request: Request, body: Body
+    ) -> "RequestView | asyncio.Future[RequestView]":
         seed = self._seed(body)
         is_chat = bool(body.messages)
         raw = bytes(body.messages or body.prompt)
@@ -108,7 +104,7 @@ class PromptReader:
                 view, prompt_tokens=len(ids), block_hashes=block_hashes(ids, self._block_size_tokens, seed)
             )
         if self._tokenizer is None:
-            return self._as_text(view, bytes(body.tools) + raw, seed)
+            return self._as_text(view, bytes(body.tools) + raw if body.tools else raw, seed)
         if is_chat:
             if self._template is None:
                 raise NotText("no chat template")
@@ -119,7 +115,7 @@ class PromptReader:
             wraps = body.add_special_tokens is not False
         return self._as_tokens(view, self._tokenizer, text, seed, wraps)
 
-    def _seed(self, body: _Body) -> int:
+    def _seed(self, body: Body) -> int:
         lora = body.model if isinstance(body.model, str) and body.model in self._lora_names else ""
         return root_seed(lora, body.cache_salt if isinstance(body.cache_salt, str) else "")
 
@@ -130,7 +126,7 @@ class PromptReader:
         return replace(
             view,
             prompt_tokens=max(1, int(len(raw) / self._config.text_bytes_per_token)),
-            block_hashes=text_block_hashes(raw, self._text_block_bytes, seed),
+            block_hashes=self._text_chains.hashes(raw, seed),
         )
 
     def _as_tokens(
@@ -138,7 +134,7 @@ class PromptReader:
     ) -> "RequestView | asyncio.Future[RequestView]":
         def finished(ids: bytes) -> RequestView:
             whole = tokenizer.wrap(ids) if wraps else ids
-            hashes = chain(whole, self._block_size_tokens * TOKEN_BYTES, seed, None)
+            hashes = self._token_chains.hashes(whole, seed)
             return replace(view, prompt_tokens=len(whole) // TOKEN_BYTES, block_hashes=hashes)
 
         def finish(begun: Unfinished) -> RequestView:

@@ -4,7 +4,6 @@ Every way of serving (no P/D, and each P/D protocol) is an `Exchange`: it has ex
 client, and may have others beside it. Nothing here awaits; events come from the connections.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -314,6 +313,8 @@ class Exchange:
         self.services.cluster.book.ended(self.view.request_id, now, output_tokens, completed=status < 300)
         self._transfer.end()
         self.settled(status)
+        # They refer to this exchange: cut here, all of a request is freed at once and not by a collector.
+        self._answer = self._meter = self._filter = None
 
     def pass_on(self, leg: Leg) -> None:
         """Answers with the complete response of another leg than the answering one."""

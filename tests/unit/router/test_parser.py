@@ -184,3 +184,44 @@ def test_expect_100_continue_asks_once() -> None:
     assert feeder.continues == 1
     feeder.parser.feed(b"a")
     assert feeder.continues == 1 and feeder.requests[0].body == b"a"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(header, max_size=3),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), min_size=1, max_size=8),
+)
+def test_heads_that_come_again_mean_the_same_again(
+    headers: list[tuple[bytes, bytes]], sent: list[tuple[int, int]]
+) -> None:
+    """On one connection, with bodies of other lengths and other heads in between, as on one for each."""
+    limits = HttpLimits(max_body_bytes=250)
+    lines = b"".join(b"%b: %b\r\n" % line for line in headers)
+    pieces = []
+    for size, kind in sent:
+        length = b"content-length:%d\r\n" if kind == 1 else b"Content-Length: %d\r\n"
+        head = b"POST /x%d HTTP/1.1\r\nHost: h\r\n%b%b\r\n" % (kind // 2, length % size, lines)
+        pieces.append((b"\r\n" if kind == 3 else b"") + head + b"b" * size)
+    together, alone = outcome(pieces, limits), [outcome([piece], limits) for piece in pieces]
+    accepted = list(itertools.takewhile(lambda one: not one[1], alone))
+    assert together[0] == [request for found, _ in accepted for request in found]
+    assert together[1] == (alone[len(accepted)][1] if len(accepted) < len(alone) else 0)
+
+
+def test_a_head_that_comes_again_is_not_taken_for_the_one_before() -> None:
+    """Each of these differs from the first in what matters, though all look much alike."""
+    first = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
+    odd = {
+        first.replace(b"/a", b"/b"): 0,
+        first.replace(b"Host: h\r\n", b"Host: h\r\nContent-Length: 2\r\n"): 400,
+        first.replace(b"Host: h\r\n", b"Host: h\r\nTransfer-Encoding: chunked\r\n"): 400,
+        first.replace(b"Host: h\r\n", b"Host: h\r\nExpect: something\r\n"): 417,
+        first.replace(b"Length: 2", b"Length: -2"): 400,
+        first.replace(b"Length: 2\r\n\r\n{}", b"Length: 4097\r\n\r\n" + b"x" * 4097): 413,
+    }
+    for second, expected in odd.items():
+        parsed, status = outcome([first, first, second])
+        assert status == expected, second
+        assert len(parsed) == 2 + (expected == 0), second
+    closing = first.replace(b"Host: h\r\n", b"Host: h\r\nConnection: close\r\n")
+    assert len(outcome([closing, closing])[0]) == 1

@@ -6,13 +6,13 @@ import pytest
 
 from router.core.view import RequestView
 from router.http.request import Request
-from router.request_view import BadInput, read_request_view
+from router.request_view import NO_BODY, BadInput, read_body, read_request_view
 
 
 def view(body: bytes = b"{}", generates: bool = True, **headers: str) -> RequestView:
     lines = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
     request = Request(b"POST", b"/v1/completions", b"/v1/completions", lines, b"", body, True, False)
-    return read_request_view("id", request, generates=generates)
+    return read_request_view("id", request, read_body(body) if generates else NO_BODY)
 
 
 def test_an_empty_request_asks_for_nothing_special() -> None:
