@@ -71,6 +71,7 @@ def opener(store: StoreProcess, **defaults: object) -> Iterator[OpenClient]:
                 "planes": ("rdma", "tcp"),
                 "device_name": CLIENT_DEVICES,
                 "timeout_ms": 30_000,
+                "silence_ms": 60_000,  # on a busy machine silence is no sign of death
                 **defaults,
                 **options,
             }
