@@ -20,6 +20,8 @@ from router.core.levels import levels
 BLOCK_SIZE_BYTES = 64 + 2 * 48 + 2 * 60 + 48  # struct, two hashes, two dict entries, a mask of its own
 LEAF_SIZE_BYTES = 192
 ALIAS_SIZE_BYTES = 160  # one more engine hash for the same block: another recipe, another entry
+STRANGER_SIZE_BYTES = 160  # an entry of a set that has just grown fourfold, and its number
+_STRANGERS_SHARE = 8  # of the memory, they may have the eighth part
 
 
 # (bytes of a block, hash of its prefix or a root's seed) -> hash of the prefix that it ends.
@@ -42,7 +44,11 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
 
 class BlockTable:
-    """`alive` masks the slots that count: bits outside it are leftovers that `sweep` removes."""
+    """`alive` masks the slots that count: bits outside it are leftovers that `sweep` removes.
+
+    Strangers are names of blocks whose tokens nobody has told yet. Who holds one is remembered until somebody
+    does: a router that starts anew hears of stores, which know no tokens, before it hears of engines.
+    """
 
     def __init__(self, max_size_bytes: int, hash_block: HashBlock = xxh3) -> None:
         self._hash_block = hash_block
@@ -54,6 +60,8 @@ class BlockTable:
         self._leaves: OrderedDict[Block, None] = OrderedDict()
         self._num_aliases = 0
         self._to_sweep: list[int] = []
+        self._strangers: dict[int, set[int]] = {}  # by the bit of the slot that holds them
+        self._num_strangers = 0
 
     @property
     def num_blocks(self) -> int:
@@ -66,6 +74,7 @@ class BlockTable:
             len(self._blocks) * BLOCK_SIZE_BYTES
             + len(self._leaves) * LEAF_SIZE_BYTES
             + self._num_aliases * ALIAS_SIZE_BYTES
+            + self._num_strangers * STRANGER_SIZE_BYTES
         )
 
     def by_engine_hash(self, engine_hash: int) -> Block | None:
@@ -86,14 +95,17 @@ class BlockTable:
         return names
 
     def add_holder(self, engine_hashes: Sequence[int], slot_bit: int) -> int:
-        """For blocks already known by an engine hash. Returns how many were not."""
+        """For blocks known by an engine hash, now or later. Returns how many were not."""
         num_unknown = 0
         for engine_hash in engine_hashes:
             block = self._by_engine_hash.get(engine_hash)
             if block is None:
                 num_unknown += 1
+                self._remember_stranger(engine_hash, slot_bit)
             else:
                 block.holders |= slot_bit
+        if num_unknown and self.size_bytes > self.max_size_bytes:
+            self._evict()
         return num_unknown
 
     def store_chain(
@@ -132,6 +144,8 @@ class BlockTable:
                         parent.num_children += 1
                         block = Block(own_hash, engine_hash, parent.own_hash, slot_bit, 0, False)
                     blocks[own_hash] = by_engine_hash[engine_hash] = block
+                    if self._num_strangers:
+                        block.holders |= self._no_longer_strange(engine_hash)
                     parent = block
                     fresh = True
                     continue
@@ -154,10 +168,16 @@ class BlockTable:
     def remove_holder(self, engine_hashes: Sequence[int], slot_bit: int) -> None:
         for engine_hash in engine_hashes:
             block = self._by_engine_hash.get(engine_hash)
-            if block is not None and block.holders & slot_bit:
+            if block is None:
+                self._forget_stranger(engine_hash, slot_bit)
+            elif block.holders & slot_bit:
                 block.holders ^= slot_bit
                 if not block.holders & self.alive and not block.num_children:
                     self._delete(block)
+
+    def forget_strangers(self, slot_bit: int) -> None:
+        """That slot holds nothing any more."""
+        self._num_strangers -= len(self._strangers.pop(slot_bit, ()))
 
     def touch(self, own_hash: int) -> None:
         """A lookup ended at this block."""
@@ -197,8 +217,33 @@ class BlockTable:
     def _alias(self, block: Block, engine_hash: int) -> None:
         names = block.engine_hashes
         block.engine_hashes = (*names, engine_hash) if isinstance(names, tuple) else (names, engine_hash)
+        if self._num_strangers:
+            block.holders |= self._no_longer_strange(engine_hash)
         self._by_engine_hash[engine_hash] = block
         self._num_aliases += 1
+
+    def _remember_stranger(self, engine_hash: int, slot_bit: int) -> None:
+        strangers = self._strangers.setdefault(slot_bit, set())
+        has_room = self._num_strangers * STRANGER_SIZE_BYTES * _STRANGERS_SHARE < self.max_size_bytes
+        if has_room and engine_hash not in strangers:
+            strangers.add(engine_hash)
+            self._num_strangers += 1
+
+    def _forget_stranger(self, engine_hash: int, slot_bit: int) -> None:
+        strangers = self._strangers.get(slot_bit, ())
+        if engine_hash in strangers:
+            self._strangers[slot_bit].discard(engine_hash)
+            self._num_strangers -= 1
+
+    def _no_longer_strange(self, engine_hash: int) -> int:
+        """The slots that hold it."""
+        holders = 0
+        for slot_bit, strangers in self._strangers.items():
+            if engine_hash in strangers:
+                strangers.discard(engine_hash)
+                self._num_strangers -= 1
+                holders |= slot_bit
+        return holders
 
     def _evict(self) -> None:
         while self._leaves and self.size_bytes > self.max_size_bytes:
@@ -253,3 +298,5 @@ class BlockTable:
             assert block.num_children == children.get(own_hash, 0)
             assert (block in self._leaves) == (block.num_children == 0)
         assert self.size_bytes <= self.max_size_bytes or not self._blocks
+        assert self._num_strangers == sum(map(len, self._strangers.values()))
+        assert all(self._by_engine_hash.keys().isdisjoint(names) for names in self._strangers.values())

@@ -169,6 +169,7 @@ class PrefixIndex:
             if slot_bit:
                 self._dead_slots.append(slot_bit.bit_length() - 1)
                 self.table.alive &= ~slot_bit
+                self.table.forget_strangers(slot_bit)
                 self._of_medium[medium] &= ~slot_bit
                 self._fetchable &= ~slot_bit
                 self._slots[base + 1 + medium] = 0

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.core.block_hash import block_hashes
-from router.core.block_table import ALIAS_SIZE_BYTES, BLOCK_SIZE_BYTES, LEAF_SIZE_BYTES, BlockTable
+from router.core.block_table import (
+    ALIAS_SIZE_BYTES,
+    BLOCK_SIZE_BYTES,
+    LEAF_SIZE_BYTES,
+    STRANGER_SIZE_BYTES,
+    BlockTable,
+)
 
 BLOCK = 2  # tokens
 UNLIMITED = 1 << 30
@@ -36,6 +42,7 @@ class NaiveTable(RuleBasedStateMachine):
         self.table = BlockTable(UNLIMITED)
         self.table.alive = 0b111
         self.held: dict[tuple[int, ...], set[int]] = {}
+        self.strange: dict[tuple[int, ...], set[int]] = {}
 
     prompts = st.lists(st.sampled_from([1, 2]), min_size=BLOCK, max_size=5 * BLOCK)
 
@@ -43,7 +50,26 @@ class NaiveTable(RuleBasedStateMachine):
     def stored(self, prompt: list[int], slot: int) -> None:
         store(self.table, prompt, slot, recipe=slot // 2)
         for end in range(BLOCK, len(prompt) + 1, BLOCK):
-            self.held.setdefault(tuple(prompt[:end]), set()).add(slot)
+            chain = tuple(prompt[:end])
+            self.held.setdefault(chain, set()).add(slot)
+            if slot // 2 == 0:
+                self.held[chain] |= self.strange.pop(chain, set())
+
+    @rule(prompt=prompts, slot=st.integers(0, 1))
+    def named(self, prompt: list[int], slot: int) -> None:
+        """By who knows no tokens; as engines of recipe 0 call them."""
+        names = engine_hashes(prompt)
+        known = [self.table.by_engine_hash(name) is not None for name in names]
+        assert self.table.add_holder(names, 1 << slot) == known.count(False)
+        for number, is_known in enumerate(known, 1):
+            holders = self.held if is_known else self.strange
+            holders.setdefault(tuple(prompt[: number * BLOCK]), set()).add(slot)
+
+    @rule(slot=st.integers(0, 1))
+    def forgotten(self, slot: int) -> None:
+        self.table.forget_strangers(1 << slot)
+        for slots in self.strange.values():
+            slots.discard(slot)
 
     @rule(prompt=prompts, slot=st.integers(0, 2), order=st.randoms(use_true_random=False))
     def removed(self, prompt: list[int], slot: int, order: random.Random) -> None:
@@ -51,13 +77,14 @@ class NaiveTable(RuleBasedStateMachine):
         prefix = tuple(prompt[: len(prompt) // BLOCK * BLOCK])
         gone = [
             chain
-            for chain, holders in self.held.items()
+            for chain, holders in [*self.held.items(), *self.strange.items()]
             if chain[: len(prefix)] == prefix and slot in holders
         ]
         order.shuffle(gone)
         self.table.remove_holder([engine_hashes(list(chain), slot // 2)[-1] for chain in gone], 1 << slot)
         for chain in gone:
-            self.held[chain].discard(slot)
+            for holders in (self.held, self.strange):
+                holders.get(chain, set()).discard(slot)
 
     @rule(prompt=prompts)
     def looked_up(self, prompt: list[int]) -> None:
@@ -116,6 +143,34 @@ def test_known_hashes_without_tokens() -> None:
     store(table, prompt, slot=0)
     assert table.add_holder([*engine_hashes(prompt)[:2], 12345], 0b10) == 1
     assert table.levels(block_hashes(prompt, BLOCK)) == [(4, 0b01), (2, 0b10)]
+
+
+def test_names_heard_before_their_tokens_count_once_these_are_told() -> None:
+    table = BlockTable(UNLIMITED)
+    prompt = list(range(8))
+    names = engine_hashes(prompt)
+    assert table.add_holder([*names, 12345], 0b10) == 5
+    assert (table.num_blocks, table.size_bytes) == (0, 5 * STRANGER_SIZE_BYTES)
+    table.remove_holder(names[3:], 0b10)
+    store(table, prompt, slot=0)
+    assert table.levels(block_hashes(prompt, BLOCK)) == [(4, 0b01), (3, 0b10)]
+    assert table.size_bytes == 4 * BLOCK_SIZE_BYTES + LEAF_SIZE_BYTES + STRANGER_SIZE_BYTES
+    table.forget_strangers(0b10)
+    assert table.size_bytes == 4 * BLOCK_SIZE_BYTES + LEAF_SIZE_BYTES
+    table.check()
+
+
+def test_strangers_stay_within_their_share_of_the_memory() -> None:
+    table = BlockTable(800_000)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for name in range(1 << 40, (1 << 40) + 50_000):
+        table.add_holder([name], 0b10)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used <= table.size_bytes <= 100_000 + STRANGER_SIZE_BYTES
+    store(table, list(range(8)), slot=0)
+    table.check()
 
 
 def chain(number: int, num_blocks: int) -> list[int]:
