@@ -32,7 +32,7 @@ LAYOUTS = (Cell(SHARED, MIXED), Cell(SHARED, SPLIT))
 
 # Longer answers, so that there is a time between tokens to look at; less load, because one engine has to do
 # all the prefills; and caches in which everything has room, since it is not caches that are compared.
-LAYOUTS_PLAN = Plan(requests=40, documents=4, cached_documents=12.0, max_running=8, max_tokens=48, load=0.6)
+LAYOUTS_PLAN = Plan(requests=40, documents=8, cached_documents=12.0, max_running=8, max_tokens=32, load=0.5)
 
 
 def order(cells: tuple[Cell, ...], round_number: int) -> tuple[Cell, ...]:
