@@ -1,9 +1,10 @@
 """benchmarks/router.py: what the router costs, beside vllm-router and sglang-router in the same run.
 
 CPU time a request and a streamed chunk, latency added, the first token of streams. Two stand-in engines
-(router_engine.py) and the load generator share the machine with the routers. CPU time is the kernel's own
-account of a router's processes, so it is right on a busy machine too; requests a second and latencies are
-what is left of the machine. Compare ratios of one run.
+(router_engine.py) and the load generator share the machine with the routers. Two relays that only move bytes
+say what no router can do without, here and now. CPU time is the kernel's own account of a router's processes,
+so it is right on a busy machine too; requests a second and latencies are what is left of the machine. Compare
+ratios of one run.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from storebench.processes import Process, accepts, free_port
 from routerbench.cases import CASES
 from routerbench.report import as_json, print_tables, save_plot
 from routerbench.runner import Runner, engine_command
-from routerbench.systems import OURS, PEERS
+from routerbench.systems import FLOORS, OURS, PEERS
 from routerbench.targets import judge
 
 _WIDTH_IN_A_PIPE = 140
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load_before = os.getloadavg()[0]
-    systems = [*OURS, *(system for peer in args.vs for system in PEERS[peer])]
+    systems = [*OURS, *FLOORS, *(system for peer in args.vs for system in PEERS[peer])]
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE)
     with tempfile.TemporaryDirectory(prefix="routerbench.") as name, contextlib.ExitStack() as stack:
         folder = Path(name)

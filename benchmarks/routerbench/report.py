@@ -11,7 +11,7 @@ from rich.table import Table
 
 from routerbench.cases import CASES
 from routerbench.figures import Figure, Summary, summaries
-from routerbench.systems import DIRECT, System
+from routerbench.systems import DIRECT, FLOORS, System
 from routerbench.targets import Verdict
 
 
@@ -26,14 +26,24 @@ def print_tables(console: Console, figures: Sequence[Figure], verdicts: Sequence
 def _case_table(case: str, found: Sequence[Summary]) -> Table:
     table = Table(title=f"{case}: {CASES[case].about}", title_justify="left")
     table.add_column("")
-    headings = ["CPU us/request", "CPU us/chunk", "p50 us", "p99 us", "first token p50 us", "requests/s"]
+    headings = [
+        "CPU us/request",
+        "x relay in C",
+        "CPU us/chunk",
+        "p50 us",
+        "p99 us",
+        "first token p50 us",
+        "requests/s",
+    ]
     streams = CASES[case].stream
     for heading in headings:
         if streams or heading not in ("CPU us/chunk", "first token p50 us"):
             table.add_column(heading, justify="right")
+    floor_us = next((one.cpu_us for one in found if one.system == FLOORS[0].name), 0.0)
     for one in found:
         has_cpu = one.system != DIRECT
         cells = [f"{one.cpu_us:.1f}" if has_cpu else ""]
+        cells.append(f"{one.cpu_us / floor_us:.1f}" if has_cpu and floor_us else "")
         if streams:
             cells.append(f"{one.cpu_us_per_chunk:.2f}" if has_cpu else "")
         cells += [f"{one.p50_us:.0f}", f"{one.p99_us:.0f}"]
@@ -49,18 +59,29 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
     table = Table(title="ours (Algorithm 1, index, admission), round by round", title_justify="left")
     for heading in ("what", "load", "compared with"):
         table.add_column(heading)
-    for heading in ("measured", "wanted", ""):
+    for heading in ("ours", *(floor.name for floor in FLOORS), "target"):
         table.add_column(heading, justify="right")
+    table.add_column("")
     for verdict in verdicts:
+        floors = [verdict.floors.get(floor.name) for floor in FLOORS]
         table.add_row(
             verdict.what,
             CASES[verdict.case].about,
             verdict.other,
             f"{verdict.value:.2f} {verdict.unit}",
+            *("" if value is None else f"{value:.2f} {verdict.unit}" for value in floors),
             f"<= {verdict.limit:g} {verdict.unit}",
-            "[green]met[/]" if verdict.is_met else "[red]missed[/]",
+            _outcome(verdict),
         )
     return table
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.is_met:
+        return "[green]met[/]"
+    if verdict.is_out_of_reach:
+        return "[yellow]missed; out of reach here[/]"
+    return "[red]missed[/]"
 
 
 def as_json(
@@ -76,7 +97,10 @@ def as_json(
         "cases": {name: case.about for name, case in CASES.items()},
         "machine": machine_record(load_before),
         "figures": msgspec.to_builtins(list(figures)),
-        "targets": [{**msgspec.to_builtins(verdict), "met": verdict.is_met} for verdict in verdicts],
+        "targets": [
+            {**msgspec.to_builtins(verdict), "met": verdict.is_met, "out_of_reach": verdict.is_out_of_reach}
+            for verdict in verdicts
+        ],
         "left_out": dict(failed),
     }
 

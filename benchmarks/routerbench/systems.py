@@ -1,18 +1,22 @@
-"""Who is measured: ours in several settings, the routers of vLLM and SGLang, and no router at all."""
+"""Who is measured: ours in several settings, the routers of vLLM and SGLang, bare relays, and no router."""
 
 import contextlib
+import hashlib
 import http.client
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from storebench.peers import venv_python
+from storebench.peers import cache_dir, venv_python
 from storebench.processes import Process, SystemFailed, free_port
 
 from routerbench.cases import Case
 
 _READY_TIMEOUT_S = 60.0
+_FOLDER = Path(__file__).resolve().parent
 DIRECT = "direct"
 # Reads every prompt (as text), looks it up, predicts, and checks SLOs that nobody misses.
 _ALGORITHM1 = (
@@ -62,12 +66,42 @@ def _peer(
     return command
 
 
+def _ports(urls: Sequence[str]) -> list[str]:
+    return [url.rpartition(":")[2] for url in urls]
+
+
+def _relay(port: int, urls: Sequence[str]) -> list[str | Path]:
+    return [sys.executable, _FOLDER / "relay.py", str(port), *_ports(urls)]
+
+
+def _relay_in_c(port: int, urls: Sequence[str]) -> list[str | Path]:
+    source = _FOLDER / "relay.c"
+    program = cache_dir() / f"relay-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    if not program.exists():
+        compiler = shutil.which("cc")
+        if compiler is None:
+            raise SystemFailed("there is no C compiler (cc) to make it with")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = program.with_suffix(f".{port}")
+        command = [compiler, "-O2", "-Wall", "-o", str(unfinished), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemFailed(f"{compiler} refused relay.c:\n{done.stderr}")
+        unfinished.replace(program)
+    return [program, str(port), *_ports(urls)]
+
+
 OURS = (
     System("ours round_robin", "mooncake-router, no prompt is read", _ours()),
     System(
         "ours", "mooncake-router with Algorithm 1, index and admission, prompts as text", _ours(*_ALGORITHM1)
     ),
     System("ours split", "the same with a prefill and a decode engine", _ours_split, separate_prefill=True),
+)
+# Nobody in the path of the bytes can take less: in C what the kernel takes, in Python what uvloop adds to it.
+FLOORS = (
+    System("relay in C", "no router: recv, send and epoll_wait", _relay_in_c),
+    System("relay in Python", "no router: protocols on uvloop that write what they read", _relay),
 )
 _PROGRAMS = {
     "vllm-router": ("vllm-router==0.1.17", ["vllm-router"]),

@@ -11,7 +11,7 @@ import msgspec
 
 from routerbench.cases import CHUNKS
 from routerbench.figures import Figure
-from routerbench.systems import DIRECT
+from routerbench.systems import DIRECT, FLOORS
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -26,16 +26,24 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
+    """`floors`: by the name of a relay that knows nothing of HTTP, what `value` would be were it ours."""
+
     what: str
     case: str
     other: str
     value: float
     limit: float
     unit: str
+    floors: dict[str, float]
 
     @property
     def is_met(self) -> bool:
         return self.value <= self.limit
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Not even a relay meets it."""
+        return any(floor > self.limit for floor in self.floors.values())
 
 
 def _cpu_ratio(ours: Figure, other: Figure) -> float:
@@ -65,17 +73,26 @@ TARGETS = (
 
 
 def judge(
-    figures: Sequence[Figure], ours: str = "ours", targets: Sequence[Target] = TARGETS
+    figures: Sequence[Figure],
+    ours: str = "ours",
+    targets: Sequence[Target] = TARGETS,
 ) -> Iterator[Verdict]:
     """One for each target of which both sides were measured in the same round."""
     found = {(figure.case, figure.system, figure.round): figure for figure in figures}
     rounds = sorted({figure.round for figure in figures})
-    for target in targets:
+
+    def compare(target: Target, system: str) -> float | None:
         pairs = [
-            (found.get((target.case, ours, number)), found.get((target.case, target.other, number)))
+            (found.get((target.case, system, number)), found.get((target.case, target.other, number)))
             for number in rounds
         ]
         values = [target.value(a, b) for a, b in pairs if a is not None and b is not None]
-        if values:
-            value = statistics.median(values)
-            yield Verdict(target.what, target.case, target.other, value, target.limit, target.unit)
+        return statistics.median(values) if values else None
+
+    for target in targets:
+        value = compare(target, ours)
+        if value is not None:
+            of_floors = {
+                relay.name: floor for relay in FLOORS if (floor := compare(target, relay.name)) is not None
+            }
+            yield Verdict(target.what, target.case, target.other, value, target.limit, target.unit, of_floors)

@@ -27,13 +27,18 @@ def test_it_measures_ours_and_writes_its_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "figures.json").read_text())
     measured = {(figure["case"], figure["system"]) for figure in document["figures"]}
+    systems = {"direct", "ours round_robin", "ours", "relay in Python", "relay in C"} - set(
+        document["left_out"]
+    )
     assert measured == {
-        *((case, system) for case in ("a1", "b1") for system in ("direct", "ours round_robin", "ours")),
+        *((case, system) for case in ("a1", "b1") for system in systems),
         ("pd32", "ours split"),
     }
     for figure in document["figures"]:
         assert figure["requests"] > 0 and figure["errors"] == 0
         assert (figure["cpu_us"] > 0) == (figure["system"] != "direct")
     assert [target["case"] for target in document["targets"]] == ["b1"]
+    assert "relay in Python" in document["targets"][0]["floors"]
+    assert set(document["left_out"]) <= {"relay in C"}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
     assert "first token later than direct" in done.stdout

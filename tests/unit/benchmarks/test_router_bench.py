@@ -2,12 +2,19 @@
 
 import itertools
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from routerbench.cases import CASES, CHUNKS, NUM_GROUPS, bodies
 from routerbench.figures import Figure, figure_of, summaries
-from routerbench.systems import DIRECT, OURS, PEERS
+from routerbench.load import Load
+from routerbench.systems import DIRECT, FLOORS, OURS, PEERS, Running, System
 from routerbench.targets import TARGETS, judge
+from storebench.processes import Process, SystemFailed, free_port
+
+ENGINE = Path(__file__).resolve().parents[3] / "benchmarks" / "router_engine.py"
 
 
 def figure(case: str, system: str, number: int, cpu_us: float, **more: float) -> Figure:
@@ -80,11 +87,47 @@ def test_absolute_targets_and_differences_to_direct() -> None:
     assert (first_token.value, first_token.is_met) == (600.0, True)
 
 
+def test_a_relay_above_the_limit_says_that_nobody_could_meet_it() -> None:
+    figures = [
+        figure("b128", "ours", 0, 12.0 * CHUNKS),
+        figure("b128", "relay in C", 0, 9.0 * CHUNKS),
+        figure("b128", DIRECT, 0, 0.0),
+        figure("a32", "ours", 0, 60.0),
+        figure("a32", "relay in C", 0, 10.0),
+        figure("a32", "relay in Python", 0, 20.0),
+        figure("a32", "vllm-router rr", 0, 40.0),
+    ]
+    request, chunk = judge(figures)
+    assert request.floors == {"relay in C": 0.25, "relay in Python": 0.5} and not request.is_out_of_reach
+    assert chunk.floors == {"relay in C": 9.0} and chunk.is_out_of_reach and not chunk.is_met
+
+
+@pytest.mark.parametrize("relay", FLOORS, ids=lambda relay: relay.name)
+def test_relays_pass_requests_and_answers(relay: System, tmp_path: Path) -> None:
+    if relay.name == "relay in C" and shutil.which("cc") is None:
+        with pytest.raises(SystemFailed, match="no C compiler"):
+            relay.command(free_port(), ["http://127.0.0.1:1"])
+        return
+    engine = Process([sys.executable, ENGINE], tmp_path / "engine.log")
+    try:
+        engine.wait_until(lambda: (tmp_path / "engine.log").read_text().strip().isdigit(), 60.0, "engine")
+        running = Running(relay, [f"http://127.0.0.1:{engine.log_tail().strip()}"], tmp_path / "relay.log")
+        try:
+            loads = [Load(CASES[name], running.port) for name in ("a32", "c32k", "b1")]
+            for load in loads:
+                load.run(0.5)
+        finally:
+            running.stop()
+    finally:
+        engine.stop()
+    assert all(load.latencies_s and not load.errors for load in loads)
+
+
 def test_without_the_other_side_there_is_no_verdict() -> None:
     assert list(judge([figure("a32", "ours", 0, 1.0), figure("a32", "vllm-router rr", 1, 1.0)])) == []
 
 
 def test_targets_name_systems_and_cases_that_exist() -> None:
-    names = {system.name for system in (*OURS, *itertools.chain(*PEERS.values()))} | {DIRECT}
+    names = {system.name for system in (*OURS, *FLOORS, *itertools.chain(*PEERS.values()))} | {DIRECT}
     assert {target.other for target in TARGETS} <= names
     assert {target.case for target in TARGETS} <= set(CASES)
