@@ -18,9 +18,8 @@ def check(condition: bool, what: object) -> None:
 
 def main() -> None:
     address, devices = sys.argv[1:]
-    client = StoreClient.connect(
-        address, planes=("rdma", "tcp"), device_name=devices, timeout_ms=30_000, silence_ms=60_000
-    )
+    patience = dict.fromkeys(("timeout_ms", "connect_timeout_ms", "silence_ms"), 30_000)
+    client = StoreClient.connect(address, planes=("rdma", "tcp"), device_name=devices, **patience)
     memory = bytearray(VALUE)
     region = client.register(memory)
     check(client.put("before", memory) is Status.OK, client.counters())

@@ -70,8 +70,8 @@ def opener(store: StoreProcess, **defaults: object) -> Iterator[OpenClient]:
             options = {
                 "planes": ("rdma", "tcp"),
                 "device_name": CLIENT_DEVICES,
-                "timeout_ms": 30_000,
-                "silence_ms": 60_000,  # on a busy machine silence is no sign of death
+                # On a busy machine silence is no sign of death.
+                **dict.fromkeys(("timeout_ms", "connect_timeout_ms", "silence_ms"), 30_000),
                 **defaults,
                 **options,
             }
