@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcore import metrics
 from kvcore.errors import RemoteProtocolError, RequestRefused
+from kvcore.transport.host import hurry_within_host
 from kvcore.wire.codec import Frame, encode_frame, request_decoder
 from kvcore.wire.messages import ErrorCode, ErrorReply, Message, Put, Reply, Request, Write
 from kvcore.wire.receiver import STALL, FrameReceiver, Stall
@@ -311,3 +312,4 @@ def _tune(sock: Any) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        hurry_within_host(sock)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kvcore.errors import ConfigError
+from kvcore.transport.host import hurry_within_host
 
 DEFAULT_PORT = 50051
 KEEPALIVE_S = 10
@@ -63,7 +64,8 @@ def open_socket(address: Address, timeout_s: float) -> socket.socket:
 
 
 def tune_socket(sock: socket.socket) -> None:
-    """No delay for small messages; a peer that vanished without a word is noticed within some seconds."""
+    """No delay for small messages, none for large ones within a host; a peer that vanished without a word is
+    noticed within some seconds."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,3 +74,4 @@ def tune_socket(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_PEER_MS)
+    hurry_within_host(sock)
