@@ -38,9 +38,9 @@ class _Histogram:
         """In units of the newest one."""
         return self.total / self.next_weight
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, bucket: int) -> None:
+        """`bucket`: bucket_of(tokens), which takes as long as the rest."""
         weight = self.next_weight
-        bucket = bucket_of(tokens)
         if bucket >= self.end:
             self.end = bucket + 1
         self.weights[bucket] += weight
@@ -85,11 +85,15 @@ class LengthHistory:
     def observe(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         if output_tokens < 1:
             return
-        self._everybody.add(output_tokens)
+        bucket = bucket_of(output_tokens)
+        self._everybody.add(output_tokens, bucket)
         for kind in ((tenant, -1), (tenant, prompt_tokens.bit_length())):
-            histogram = self._kinds.setdefault(kind, _Histogram())
-            self._kinds.move_to_end(kind)
-            histogram.add(output_tokens)
+            histogram = self._kinds.get(kind)
+            if histogram is None:
+                histogram = self._kinds[kind] = _Histogram()
+            else:
+                self._kinds.move_to_end(kind)
+            histogram.add(output_tokens, bucket)
         while len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
         self._unseen += 1

@@ -6,30 +6,37 @@ from typing import NamedTuple
 # What is kept of each connection stays small.
 _MAX_HEAD_BYTES = 4096
 # Nine digits: what does not fit is parsed the long way, and refused there for its size.
-_LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,9})\r\n", re.IGNORECASE)
+_MAX_DIGITS = 9
+_LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 
 
-class SplitRequest(NamedTuple):
-    """`key`: the head without the digits of its Content-Length, which are `length`."""
+class KnownHead(NamedTuple):
+    """Of a request that was parsed: what stands before and after the digits of its Content-Length."""
 
-    key: bytes
-    length: bytes
-    body: bytes
+    before: bytes
+    after: bytes
+
+    def length_of(self, data: bytes) -> bytes:
+        """The digits, when `data` is exactly one request with this head; else nothing."""
+        before, after = self
+        if not data.startswith(before):
+            return b""
+        start = len(before)
+        stop = data.find(b"\r\n", start, start + _MAX_DIGITS + 2)
+        digits = data[start:stop]
+        if not digits.isdigit() or not data.startswith(after, stop):
+            return b""
+        return digits if len(data) - stop - len(after) == int(digits) else b""
 
 
-def split_request(data: bytes) -> SplitRequest | None:
-    """None unless `data` looks like exactly one request with a Content-Length.
-
-    It may still be something else, or malformed: only that an equal key has been one is proof.
-    """
+def split_head(data: bytes) -> KnownHead | None:
+    """None unless `data` looks like exactly one request with a Content-Length. It may still be something
+    else, or malformed: that is for a parser to say."""
     end = data.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES) + 4
     if end < 4:
         return None
     found = _LENGTH.search(data, 0, end)
-    if found is None:
-        return None
-    length = found[1]
-    if len(data) - end != int(length):
+    if found is None or len(data) - end != int(found[1]):
         return None
     start, stop = found.span(1)
-    return SplitRequest(data[:start] + data[stop:end], length, data[end:])
+    return KnownHead(data[:start], data[stop:end])

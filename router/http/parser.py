@@ -5,7 +5,7 @@ from enum import Enum
 
 import httptools
 
-from router.http.known_heads import split_request
+from router.http.known_heads import KnownHead, split_head
 from router.http.limits import HttpLimits
 from router.http.request import Request
 
@@ -75,7 +75,7 @@ class RequestParser:
         self._reset()
 
     def _reset(self) -> None:
-        self._known_key = b""  # of the head that the other attributes are of, when an equal one may come
+        self._known: KnownHead | None = None  # the one the other attributes are of, if an equal one may come
         self._head_is_complete = False
         self._upgrades = False
         self._target = b""
@@ -93,30 +93,20 @@ class RequestParser:
             return
         # Between requests llhttp remembers nothing, so an equal head means the same again; most clients send
         # the same one over and over, and for a small request parsing it is a tenth of all there is to do.
-        split = split_request(data)
-        if split is None:
-            self._parse(data)
-        elif split.key == self._known_key and len(split.body) <= self._limits.max_body_bytes:
-            self.body_bytes = len(split.body)
-            headers = {**self._headers, b"content-length": split.length}
-            self._on_request(
-                Request(
-                    self._method,
-                    self._target,
-                    self._path,
-                    headers,
-                    self._forward_lines,
-                    split.body,
-                    True,
-                    False,
-                )
-            )
-        else:
-            num_before = self._num_complete
-            self._parse(data)
-            is_one = self.phase is Phase.IDLE and self._num_complete == num_before + 1
-            if is_one and self._keep_alive and b"expect" not in self._headers:
-                self._known_key = split.key
+        known = self._known
+        length = known.length_of(data) if known is not None else b""
+        if length and int(length) <= self._limits.max_body_bytes:
+            self.body_bytes = int(length)
+            headers = {**self._headers, b"content-length": length}
+            body = data[len(data) - self.body_bytes :]
+            target, path, lines = self._target, self._path, self._forward_lines
+            self._on_request(Request(self._method, target, path, headers, lines, body, True, False))
+            return
+        head, num_before = split_head(data), self._num_complete
+        self._parse(data)
+        is_one = self.phase is Phase.IDLE and self._num_complete == num_before + 1
+        if head is not None and is_one and self._keep_alive and b"expect" not in self._headers:
+            self._known = head
 
     def _parse(self, data: bytes) -> None:
         if self.phase is not Phase.BODY:
