@@ -14,6 +14,7 @@ import pytest
 
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError, RequestRefused
+from kvcore.keys import object_key
 from kvcore.transport.base import ReadBatch, WriteBatch
 from kvcore.wire.messages import Status
 from tests.integration.store_process import StoreProcess
@@ -258,8 +259,7 @@ def test_a_reader_that_gives_up_early_hurts_nobody(store):
         statuses = set()
         for attempt in range(40):
             buffer = bytearray(len(value))
-            key = next(info.key for info in client.list_keys()[0]) if client.connected else KEY
-            read = client.read_layers([key], 0, 1, [buffer])
+            read = client.read_layers([object_key("value")], 0, 1, [buffer])
             statuses.add(read.wait(timeout_ms=0.05 * attempt)[0])
             held = bytes(buffer)
             eventually(lambda: client.connected)

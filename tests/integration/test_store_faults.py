@@ -114,7 +114,7 @@ def test_more_clients_than_allowed_are_turned_away_with_a_reason(start_store: St
 
 
 def test_who_says_nothing_is_cut_off(start_store: StartStore) -> None:
-    store = start_store("--hello-timeout-ms", "200")
+    store = start_store("--hello-timeout-ms", "2s")
     silent, client = store.connect(greet=False), store.connect()
     assert silent.is_closed()
     assert client.put([key(1)], [b"fine"]) == [OK]
@@ -185,7 +185,7 @@ def test_a_slow_reader_never_sees_reused_bytes(start_store: StartStore) -> None:
     for name in names:
         reader.send(Read, keys=[name])
     # The sockets' buffers cannot hold all this: most of it still lies in the pool when others want its room.
-    time.sleep(0.2)
+    eventually(lambda: store.stats()[metrics.READ_BYTES_TOTAL] == sum(map(len, values.values())) * 2)
     assert set(writer.statuses(Remove, list(values), force=True)) == {OK}
     for number in range(100, 160):
         assert writer.put([key(number)], [b"\xff" * MIB]) in ([OK], [Status.FULL])
@@ -204,7 +204,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_its_bytes_are_freed(start_st
         reader.send(Read, keys=[key(1)])
     eventually(lambda: store.stats()[metrics.CONNECTIONS] == 1)
     assert other.statuses(Remove, [key(1)]) == [OK]
-    assert store.stats()[metrics.POOL_USED_BYTES] == 0
+    eventually(lambda: store.stats()[metrics.POOL_USED_BYTES] == 0)
 
 
 def test_requests_of_a_client_that_takes_no_answers_have_to_wait(start_store: StartStore) -> None:
@@ -225,8 +225,9 @@ def test_requests_of_a_client_that_takes_no_answers_have_to_wait(start_store: St
     while sent < len(frames) and time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
             sent += client.sock.send(frames[sent : sent + 65_536])
+    eventually(lambda: store.stats()[metrics.READ_BYTES_TOTAL] > served)
     taken = store.stats()[metrics.READ_BYTES_TOTAL] - served
-    assert 0 < taken < num_reads * len(value) / 2, "the store answered into the void"
+    assert taken < num_reads * len(value) / 2, "the store answered into the void"
     client.sock.settimeout(60)
     whole = (len(frames) // num_reads) * (sent // (len(frames) // num_reads))
     for number in range(whole // (len(frames) // num_reads)):

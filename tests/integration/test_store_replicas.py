@@ -38,7 +38,8 @@ def three_levels() -> Iterator[StoreProcess]:
     with tempfile.TemporaryDirectory(prefix="mks-") as name, store_starter(Path(name)) as start:
         levels = [
             {"level": "ssd", "paths": [f"{name}/ssd"], "capacity": "64mb"},
-            {"level": "remote", "url": f"file://{name}/remote"},
+            # A listing would have what is dropped there copied again.
+            {"level": "remote", "url": f"file://{name}/remote", "refresh": "1h"},
         ]
         yield start("--storage-levels", json.dumps(levels), pool_size="16mb")
 

@@ -178,8 +178,9 @@ def test_a_full_store_evicts_in_the_background_and_at_need(start_store: StartSto
     stats = store.stats()
     assert stats[metrics.EVICTED_OBJECTS_TOTAL] > 100 and stats[metrics.RESERVE_FULL_TOTAL] == 0
     reply, _ = client.ask(Evict)
-    assert reply.num_objects == stats[metrics.OBJECTS]
-    assert store.stats()[metrics.POOL_USED_BYTES] == 0
+    assert 0 < reply.num_objects <= stats[metrics.OBJECTS], "some may just have gone in the background"
+    stats = store.stats()
+    assert stats[metrics.POOL_USED_BYTES] == 0 and stats[metrics.EVICTED_OBJECTS_TOTAL] == 200
 
 
 def test_listing_and_stats_over_the_wire(store: StoreProcess) -> None:
