@@ -48,8 +48,6 @@ _T = TypeVar("_T")
 # Reserved and not yet sealed, for each request that is copied for; a small pool gives a sixteenth of itself.
 _BATCH_BYTES = 32 << 20
 _STEP_BYTES = 8 << 20
-# A source that takes longer for one step is not worth waiting for: computing the blocks is faster.
-_STEP_TIMEOUT_MS = 5_000.0
 
 _HERE = {Status.EXISTS: Status.OK}
 _SOURCE_TROUBLE = (Status.UNAVAILABLE, Status.TIMED_OUT)
@@ -261,7 +259,7 @@ class PeerCopier:
             self._views.of(layer_spans(obj, begin, end)) if obj is not None else None
             for obj in incoming.objects
         ]
-        timeout_ms = min(max(deadline - self._clock.now(), 0.0) * 1e3, _STEP_TIMEOUT_MS)
+        timeout_ms = min(max(deadline - self._clock.now(), 0.0) * 1e3, self._config.answer_timeout_ms)
         try:
             statuses, incoming.checksums = await self._in_thread(
                 _read, client, batch, begin, end, places, timeout_ms

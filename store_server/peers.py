@@ -51,10 +51,12 @@ class Peers:
         peer.num_users += 1
         try:
             await peer.opening
-        except (RequestRefused, ConfigError) as error:
+        except Exception as error:
             if self._peers.get(name) is peer:
                 del self._peers[name]
                 logger.warning("nothing can be copied", extra={"source": source, "reason": str(error)})
+            if not isinstance(error, RequestRefused | ConfigError):
+                raise
             return None
         return peer
 
@@ -95,6 +97,9 @@ class Peers:
         return StoreClient.connect(
             source,
             token=token,
+            timeout_ms=config.answer_timeout_ms,
+            connect_timeout_ms=config.answer_timeout_ms,
+            silence_ms=config.answer_timeout_ms,
             client_name="mooncake-store",
             verify_shm=True,  # it is going to be served to others as if its writer had brought it here
             tls_ca=config.tls_ca if is_tls else "",

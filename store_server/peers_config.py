@@ -20,6 +20,9 @@ class PeersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tls_cert: Annotated[str, Meta(description="our certificate, for sources that ask for one")] = ""
     tls_key: Annotated[str, Meta(description="file of its private key")] = ""
     max_copying: Annotated[int, Meta(description="requests that are copied for at once, others wait")] = 4
+    answer_timeout_ms: Annotated[int, Meta(description="a source that is silent for so long is given up")] = (
+        5_000
+    )
     timeout_ms: Annotated[int, Meta(description="what has not been copied after so long is given up")] = (
         30_000
     )
@@ -30,6 +33,6 @@ class PeersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             parse_address(source)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("peers: give tls_cert and tls_key, or neither")
-        for name in ("max_copying", "timeout_ms"):
+        for name in ("max_copying", "answer_timeout_ms", "timeout_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"peers.{name} must be at least 1, not {getattr(self, name)}")

@@ -26,7 +26,7 @@ from router.core.view import Role
 from router.recorder import Recorder
 from tests.integration.router_harness import Setup, Turn, async_test, fails, running, until, well
 from tests.integration.store_harness import StoreProcess, eventually, store_starter
-from tests.integration.test_store_copies import is_emptied
+from tests.integration.test_store_copies import PATIENT, is_emptied
 from tests.integration.test_store_events import EVENTS
 
 NUM_BLOCKS = 8
@@ -47,7 +47,9 @@ SLOW = Settings(prefill_model=PrefillModel(per_token_ms=100.0))
 def started() -> Iterator[tuple[StoreProcess, StoreProcess]]:
     with contextlib.ExitStack() as stack:
         folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="mks-")) for _ in range(2)]
-        far, near = (stack.enter_context(store_starter(Path(folder)))(*EVENTS) for folder in folders)
+        far, near = (
+            stack.enter_context(store_starter(Path(folder)))(*PATIENT, *EVENTS) for folder in folders
+        )
         yield far, near
 
 

@@ -37,6 +37,8 @@ def value(number: int, size_bytes: int = SIZE) -> bytes:
 
 
 KEYS = [key(number) for number in range(20)]
+# Test machines are slow. Of two equal flags the last one counts.
+PATIENT = ("--peers.answer-timeout-ms", "60s", "--peers.timeout-ms", "60s")
 
 
 def address(store: StoreProcess) -> str:
@@ -44,7 +46,8 @@ def address(store: StoreProcess) -> str:
 
 
 def client_of(store: StoreProcess, **options: Any) -> StoreClient:
-    return StoreClient.connect(address(store), timeout_ms=60_000, **options)
+    patience = dict.fromkeys(("timeout_ms", "connect_timeout_ms", "silence_ms"), 60_000.0)
+    return StoreClient.connect(address(store), **patience, **options)
 
 
 def fill(client: StoreClient, keys: list[bytes], num_layers: int = LAYERS) -> None:
@@ -69,7 +72,7 @@ def start() -> Iterator[Start]:
 
         def start_one(*flags: str, **options: object) -> StoreProcess:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mks-")))
-            return stack.enter_context(store_starter(folder))(*flags, **options)
+            return stack.enter_context(store_starter(folder))(*PATIENT, *flags, **options)
 
         yield start_one
 
@@ -218,7 +221,7 @@ def test_a_source_that_is_not_there_or_refuses_is_a_status(
 def test_a_source_that_stalls_or_dies_leaves_whole_objects_or_none(
     pair: tuple[StoreProcess, StoreProcess], start: Start
 ) -> None:
-    source, target = start(), pair[1]
+    source, target = start(), start("--peers.answer-timeout-ms", "2s")
     names = [key(number) for number in range(512)]
     with client_of(source) as there, client_of(target) as here:
         fill(there, names)
@@ -245,6 +248,21 @@ def test_a_source_that_stalls_or_dies_leaves_whole_objects_or_none(
         assert here.copy_from(rest[:1], address(source), wait_ms=WAIT_MS) == [UNAVAILABLE][: len(rest)]
         if rest:
             fill(here, rest[:1])
+
+
+def test_a_store_that_ends_while_it_copies_ends_well(
+    pair: tuple[StoreProcess, StoreProcess], start: Start
+) -> None:
+    source, target = pair[0], start()
+    with client_of(source) as there, client_of(target) as here:
+        fill(there, KEYS)
+        assert here.copy_from(KEYS[:1], address(source), wait_ms=WAIT_MS) == [OK], "they know each other"
+        source.process.send_signal(signal.SIGSTOP)
+        try:
+            assert set(here.copy_from(KEYS[1:], address(source))) == {PENDING}
+            assert target.stop() == 0
+        finally:
+            source.process.send_signal(signal.SIGCONT)
 
 
 def test_tenants_copy_their_own_within_their_quota_and_from_named_sources(start: Start) -> None:
