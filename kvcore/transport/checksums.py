@@ -17,7 +17,7 @@ LARGE_READ_BYTES = 1 << 20
 """What is read and not larger is received in one go, then hashed: it still lies in some cache, and waking up
 for each piece costs more than that (measured)."""
 
-LATE_SUMS_BYTES = 512 << 10
+LATE_SUMS_BYTES = 1 << 20
 """What is written and larger is hashed by a second thread; for less, handing it over costs more."""
 
 
