@@ -103,12 +103,15 @@ def _run(plan: Plan, cells: tuple[Cell, ...], rounds: int, model: Model) -> tupl
             runner.warm_up()
             for number in range(rounds):
                 for cell in order(cells, number):
-                    bar.set_description(f"round {number + 1}, {cell.engines}, {cell.routed}")
+                    where = f"round {number + 1}, {cell.engines}, {cell.routed}"
+                    bar.set_description(where)
                     try:
-                        turns.append(runner.turn(cell, number, rate_per_s))
+                        turn = runner.turn(cell, number, rate_per_s)
                     except DemoError:
                         processes.check_alive()  # the better reason, with the end of its log
                         raise
+                    turns.append(turn)
+                    bar.write(f"{where}: mean TTFT {mean_ttft_ms(turn):.0f} ms", file=sys.stderr)
         return turns, rate_per_s
 
 
