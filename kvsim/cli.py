@@ -192,7 +192,7 @@ def _plan(options: argparse.Namespace) -> None:
         config,
         options.good_share,
         options.max_nodes,
-        lambda configs: _many(configs, options.processes),
+        lambda configs: _many(configs, options.processes, f"{configs[0].cluster.num_nodes} nodes"),
     )
     _tell(options, "plan", plan.tried)
     if plan.best is None:

@@ -68,7 +68,8 @@ def _near_balance(
 
     def ask(positions: Sequence[int]) -> None:
         fresh = [p for p in dict.fromkeys(positions) if p not in known]
-        known.update(zip(fresh, simulate_many([choices[p] for p in fresh]), strict=True))
+        if fresh:
+            known.update(zip(fresh, simulate_many([choices[p] for p in fresh]), strict=True))
 
     low, high = 0, len(choices) - 1
     while high - low > 2:

@@ -20,13 +20,13 @@ def parse_assignment(text: str) -> tuple[str, list[str]]:
     return name.strip(), [value.strip() for value in values.split(",")]
 
 
-def configure(file: str, overrides: Mapping[str, Any]) -> SimConfig:
+def configure(file: str, overrides: Mapping[str, Any], beside: str = "") -> SimConfig:
     """The file's configuration, or the defaults when `file` is empty; the trace's path is relative to the
-    working directory first and to the file second."""
+    working directory first and to the file, or else `beside`, second."""
     config = load_config(SimConfig, file=file or None, overrides=dict(overrides))
-    path = config.trace.path
-    if file and path and not Path(path).exists() and (beside := Path(file).parent / path).exists():
-        return load_config(SimConfig, file=file, overrides={**overrides, "trace.path": str(beside)})
+    path, folder = config.trace.path, Path(file or beside).parent
+    if path and not Path(path).exists() and (found := folder / path).exists():
+        return load_config(SimConfig, file=file or None, overrides={**overrides, "trace.path": str(found)})
     return config
 
 
@@ -56,7 +56,7 @@ def comparison(file: str, overrides: Mapping[str, Any]) -> list[SimConfig]:
     is_list = isinstance(runs, list) and runs and all(isinstance(run, Mapping) for run in runs)
     if not is_list or not isinstance(base, Mapping) or set(tables) - {"base", "runs"}:
         raise ConfigError(f"{file}: a comparison has a [base] table and [[runs]], nothing else")
-    return [configure("", {**flatten(base), **flatten(run), **overrides}) for run in runs]
+    return [configure("", {**flatten(base), **flatten(run), **overrides}, beside=file) for run in runs]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

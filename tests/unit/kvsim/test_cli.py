@@ -43,6 +43,16 @@ def test_compare_runs_the_papers_baselines(capsys: pytest.CaptureFixture[str]) -
     assert names == ["ours, 8P+8D", "vLLM", "vLLM, prefix caching", "vLLM, chunked prefill"]
 
 
+def test_a_trace_may_lie_beside_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Path(HEAD).read_text().splitlines(keepends=True)[:20]
+    (tmp_path / "few.jsonl").write_text("".join(lines))
+    (tmp_path / "run.toml").write_text('trace.path = "few.jsonl"\n')
+    (tmp_path / "runs.toml").write_text('[base]\ntrace.path = "few.jsonl"\n[[runs]]\nname = "a"\n')
+    for command, file in (("run", "run.toml"), ("compare", "runs.toml")):
+        assert main([command, str(tmp_path / file), "--json"]) == 0
+        assert [run["num_requests"] for run in summaries(capsys)] == [20]
+
+
 def test_sweep_runs_every_combination(capsys: pytest.CaptureFixture[str]) -> None:
     vary = ["--vary", "trace.speed=1,2", "--vary", "cluster.decode_nodes=2,4,8", "--processes", "1"]
     assert main(["sweep", CONFIG, *SHORT, *vary]) == 0
