@@ -133,12 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="the tiny model, nine short requests: does it work?"
     )
     parser.add_argument("--rounds", type=int, help="default: 10, with pd 6, with --quick 1")
-    parser.add_argument("--requests", type=int, help="of a turn (default: 72, with pd 40)")
+    parser.add_argument("--requests", type=int, help="of a turn (default: 54, with pd 40)")
     parser.add_argument("--documents", type=int, help="default: 9, with pd 8")
     parser.add_argument(
         "--load",
         type=float,
-        help="arrivals, times what both engines could do without a cache (default: 1.5, with pd 0.5)",
+        help="arrivals, times what both engines could do without a cache (default: 1, with pd 0.5)",
     )
     parser.add_argument("--seed", type=int, help="of everything that is drawn (default: 0)")
     parser.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)

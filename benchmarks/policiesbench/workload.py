@@ -22,14 +22,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     times as often as the first. An engine's own cache holds `cached_documents`. `load`: arrivals, as a
     multiple of what both engines could compute without any cache."""
 
-    requests: int = 72
+    requests: int = 54
     documents: int = 9
-    skew: float = 1.0
+    skew: float = 0.8
     document_bytes: int = 4800
-    cached_documents: float = 4.0
+    cached_documents: float = 3.0
     max_running: int = 2  # requests in an engine's batch
     max_tokens: int = 4
-    load: float = 1.5
+    load: float = 1.0
     seed: int = 0
 
 
