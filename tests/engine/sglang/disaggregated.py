@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ BUSY = (
 class Cluster(NamedTuple):
     """`alone` is no part of it: what one engine answers is right."""
 
+    start_prefill: Callable[[], SglangServer]
     prefill: SglangServer
     decodes: tuple[SglangServer, SglangServer]
     alone: SglangServer
@@ -61,7 +62,7 @@ def busy(engine: SglangServer) -> dict[str, float]:
 @contextlib.contextmanager
 def cluster_of(directory: Path, model: str, store: StoreProcess) -> Iterator[Cluster]:
     """One prefill engine that keeps its pages in `store`, two decode engines."""
-    bootstrap_port = str(free_port())
+    prefill_port, bootstrap_port = free_port(), str(free_port())
     environment = {
         **MOONCAKE_ENVIRONMENT,
         "PYTHONPATH": os.pathsep.join(map(str, (mooncake_transfer_engine(), ROOT))),
@@ -74,25 +75,30 @@ def cluster_of(directory: Path, model: str, store: StoreProcess) -> Iterator[Clu
     transfer = ("--disaggregation-transfer-backend", "mooncake")
     with contextlib.ExitStack() as stack:
 
-        def start(*flags: str) -> SglangServer:
-            server = SglangServer(directory, model, *plain, *flags, environment=environment)
+        def start(*flags: str, port: int | None = None) -> SglangServer:
+            server = SglangServer(directory, model, *plain, *flags, environment=environment, port=port)
             stack.callback(server.close)
             return server
 
-        prefill = start(
-            *("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", bootstrap_port),
-            *transfer,
-            *hicache_flags("page_first", "kernel", suite_config(store)),
-        )
+        def start_prefill() -> SglangServer:
+            return start(
+                *("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", bootstrap_port),
+                *transfer,
+                *hicache_flags("page_first", "kernel", suite_config(store)),
+                port=prefill_port,
+            )
+
+        prefill = start_prefill()
         first, second = (start("--disaggregation-mode", "decode", *transfer) for _ in range(2))
         alone = start()
         for server in (prefill, first, second, alone):
             server.wait_ready()
         router = router_server(
             directory / "router.log",
+            *("--health.interval-ms", "500"),
             *("--pd-protocol", "sglang", "--prefill", url_of(prefill), bootstrap_port),
             *("--decode", url_of(first), "--decode", url_of(second)),
         )
         stack.enter_context(ended(router))
         router.wait("/ready")
-        yield Cluster(prefill, (first, second), alone, router)
+        yield Cluster(start_prefill, prefill, (first, second), alone, router)

@@ -111,8 +111,9 @@ class SglangServer:
         model: str,
         *flags: str,
         environment: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self.log = directory / f"sglang-{self.port}.log"
         command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--device", "cpu"),

@@ -4,6 +4,7 @@ KV goes through Mooncake's transfer engine over TCP. The tests are in the order 
 after each.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -94,6 +95,12 @@ def test_a_prefill_engine_takes_pages_from_the_store(cluster: Cluster) -> None:
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == FULL_PAGES
 
 
+def test_a_prompt_no_engine_takes_is_refused_in_the_engines_words(cluster: Cluster) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        through(cluster, ask(PROMPT * 20))
+    assert refused.value.code == 400 and "context length" in refused.value.read().decode()
+
+
 def test_samples_that_would_never_end_are_refused(cluster: Cluster) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         through(cluster, ask(PROMPTS[0], n=2))
@@ -113,19 +120,24 @@ def test_a_dead_decode_engine_is_an_error_event_and_then_another_engine(cluster:
     connection, response = cluster.open_stream(ask(PROMPTS[2], max_tokens=1700, stream=True))
     (dead,) = (engine for engine in cluster.decodes if cluster.in_flight(engine))
     (living,) = (engine for engine in cluster.decodes if engine is not dead)
-    os.killpg(dead.process.pid, signal.SIGKILL)
-    rest = response.read().decode()
-    connection.close()
-    assert '"error"' in rest and "[DONE]" not in rest
-    for prompt in PROMPTS:
-        assert through(cluster, ask(prompt))["choices"] == alone(cluster, ask(prompt))["choices"]
-    assert cluster.router.metric('mooncake_router_retries_total{leg="answer",reason="lost"}') >= 1
+    # Frozen, so that it is sure to have a request that it has not begun to answer.
+    os.killpg(dead.process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(through, cluster, ask(prompt)) for prompt in PROMPTS[:2]]
+        wait_until(lambda: cluster.in_flight(dead) == 2, dead.log_tail)
+        os.killpg(dead.process.pid, signal.SIGKILL)
+        rest = response.read().decode()
+        connection.close()
+        assert '"error"' in rest and "[DONE]" not in rest
+        for prompt, answer in zip(PROMPTS, answers, strict=False):
+            assert answer.result()["choices"] == alone(cluster, ask(prompt))["choices"]
+    assert cluster.router.metric('mooncake_router_retries_total{leg="answer",reason="lost"}') == 1
     # The prefill engine has computed for the dead one too.
     wait_until(lambda: not busy(cluster.prefill), lambda: str(busy(cluster.prefill)))
     assert not busy(living)
 
 
-def test_without_its_prefill_engine_a_request_ends_in_an_error_that_says_so(cluster: Cluster) -> None:
+def test_without_its_prefill_engine_a_request_ends_in_an_error_until_it_is_back(cluster: Cluster) -> None:
     os.killpg(cluster.prefill.process.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(urllib.error.HTTPError) as failed:
@@ -136,3 +148,15 @@ def test_without_its_prefill_engine_a_request_ends_in_an_error_that_says_so(clus
         assert cluster.in_flight(engine) == 0
     (living,) = (engine for engine in cluster.decodes if engine.process.poll() is None)
     wait_until(lambda: not busy(living), lambda: str(busy(living)))
+
+    prefill = cluster.start_prefill().wait_ready()
+    found: dict[str, Any] = {}
+
+    def is_served() -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            found.update(through(cluster, ask(PROMPT)))
+        return bool(found)
+
+    wait_until(is_served, prefill.log_tail)
+    assert found["choices"] == alone(cluster, ask(PROMPT))["choices"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == FULL_PAGES, "from the store"
