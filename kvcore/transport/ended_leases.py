@@ -13,19 +13,19 @@ LINGERING_LEASE_MS = 2000
 
 
 class EndedLeases:
-    """A message of its own costs the store as much as an Acquire, so what is small waits for the next one;
-    should none come, the lease ends by time. Thread-safe."""
+    """A message of its own costs the store as much as an Acquire, so what holds up little waits for the next
+    one; should none come, the lease ends by time. Thread-safe."""
 
     def __init__(self, channel: Channel, lease_ms: int) -> None:
         self._channel = channel
         self._lease_ms = lease_ms
-        # Its appends and pops are atomic.
-        self._lingering: collections.deque[int] = collections.deque()
+        # (lease, bytes it holds up). Its appends, pops and copies are atomic.
+        self._lingering: collections.deque[tuple[int, int]] = collections.deque()
 
     def duration_ms(self, size_bytes: int) -> int:
         """How long to ask for when so much is to be read."""
-        lingers = size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
-        return min(self._lease_ms, LINGERING_LEASE_MS) if lingers else self._lease_ms
+        may_linger = size_bytes <= MAX_LINGERING_BYTES
+        return min(self._lease_ms, LINGERING_LEASE_MS) if may_linger else self._lease_ms
 
     def acquire(
         self, keys: list[bytes], lease_ms: int, layer_begin: int, layer_end: int, wait_ms: int, stall_s: float
@@ -39,9 +39,12 @@ class EndedLeases:
         )
 
     def end(self, lease: int, size_bytes: int) -> None:
-        lingers = 0 < size_bytes <= MAX_LINGERING_BYTES // MAX_LINGERING_LEASES
-        if lingers and len(self._lingering) < MAX_LINGERING_LEASES:
-            self._lingering.append(lease)
+        lingering = [held_bytes for _, held_bytes in list(self._lingering)]
+        has_room = (
+            len(lingering) < MAX_LINGERING_LEASES and sum(lingering) + size_bytes <= MAX_LINGERING_BYTES
+        )
+        if size_bytes > 0 and has_room:
+            self._lingering.append((lease, size_bytes))
         else:
             self._channel.forget(Release, (lease,))
 
@@ -50,7 +53,7 @@ class EndedLeases:
         taken: list[int] = []
         with contextlib.suppress(IndexError):
             while True:
-                taken.append(self._lingering.popleft())
+                taken.append(self._lingering.popleft()[0])
         return taken
 
     def settle(self) -> None:
