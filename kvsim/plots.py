@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from kvsim.runs import Result
 
 MAX_LINES = 10
+MAX_POINTS = 1000  # of a curve
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # xs and ys by label
 
@@ -49,20 +50,27 @@ def _plain_log(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def _legend_below(figure: Figure, plot: Axes, columns: int) -> None:
+    """For curves that leave no room in the plot."""
+    figure.set_layout_engine("constrained")
+    figure.legend(*plot.get_legend_handles_labels(), fontsize=8, ncols=columns, loc="outside lower center")
+
+
 def cdf(results: Sequence[Result], field: str, title: str, slo: float, unit_ms: float, unit: str) -> bytes:
     """Cumulative distribution of one field of the outcomes served."""
     figure, plot = axes(title, f"{field.removesuffix('_ms').upper()} ({unit})", "share of requests served")
     for result in results[:MAX_LINES]:
         # An answer of one token has no time between tokens.
         outcomes = [o for o in result.outcomes if o.is_served and (field != "tbt_ms" or o.output_tokens > 1)]
-        values = np.sort([getattr(o, field) for o in outcomes]) / unit_ms
-        if len(values):
-            plot.plot(values, np.arange(1, len(values) + 1) / len(values), label=result.config.label)
+        if outcomes:
+            shares = np.linspace(0.0, 1.0, min(len(outcomes), MAX_POINTS))
+            values = np.quantile([getattr(o, field) for o in outcomes], shares) / unit_ms
+            plot.plot(values, shares, label=result.config.label)
     plot.axvline(slo / unit_ms, color="black", linestyle=":", label="SLO")
     plot.set_xscale("log")
     _plain_log(plot.xaxis)
     plot.set_ylim(0, 1.01)
-    plot.legend(fontsize=7)
+    _legend_below(figure, plot, 2)
     return png(figure)
 
 
@@ -74,9 +82,7 @@ def load_over_time(result: Result) -> bytes:
     plot.plot(series.at, series.decode_load, label="decode: step / TBT SLO", linewidth=0.9)
     plot.plot(series.at, series.kv_share, label="decode: memory reserved", linewidth=0.7, alpha=0.6)
     plot.set_ylim(bottom=0)
-    # Beside the curves, which fill all of the plot.
-    figure.legend(*plot.get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
-    figure.set_layout_engine("constrained")
+    _legend_below(figure, plot, 3)
     return png(figure)
 
 
@@ -135,7 +141,7 @@ def lines(curves: Curves, title: str, x: str, y: str, is_log: bool = False, is_l
 
 
 def panels(parts: Sequence[tuple[str, Curves]], title: str, x: str) -> bytes:
-    """Quantities of different units above each other, over one x; each with its label."""
+    """Quantities of different units above each other, over one x of whole numbers; each with its label."""
     figure = Figure(figsize=(6.4, 1.2 + 1.9 * len(parts)), layout="constrained")
     figure.suptitle(title, fontsize=11)
     for number, (y, curves) in enumerate(parts):
@@ -143,6 +149,7 @@ def panels(parts: Sequence[tuple[str, Curves]], title: str, x: str) -> bytes:
         _dress(plot, x if number == len(parts) - 1 else "", y)
         _draw(plot, curves)
         plot.set_ylim(bottom=0)
+        plot.xaxis.set_major_locator(MaxNLocator(integer=True))
     return png(figure)
 
 

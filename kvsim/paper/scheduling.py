@@ -44,7 +44,7 @@ def run(traces: Traces, many: Many) -> Figure:
         list(ttft),
         {"paper": papers, "ours": [v / 1e3 for v in order]},
         "Figure 5: mean TTFT",
-        "s (mean of all requests)",
+        "s (logarithmic)",
         is_stacked=False,
         is_log=True,
     )
