@@ -239,3 +239,14 @@ def test_flags_of_the_family_that_set_nothing_say_so(caplog: pytest.LogCaptureFi
     said = {record.args[0] for record in caplog.records if isinstance(record.args, tuple)}
     assert {"--cache-threshold", "--prometheus-port", "--request-id-headers"} <= said
     assert "--kv-connector" not in said and len(said) == 9
+
+
+def test_an_engine_may_use_a_store_of_another_host() -> None:
+    flags = ["--worker-urls", "http://a:1", "http://b:1", "--store-kv-events", "tcp://s:5557=s:50051"]
+    config, _ = read_config([*flags, "--engine-stores", "b:1=s:50051"])
+    assert config.instance_specs() == [
+        InstanceSpec("http://a:1", Role.MIXED),
+        InstanceSpec("http://b:1", Role.MIXED, store="s:50051"),
+    ]
+    (source,) = config.store_sources()
+    assert (source.host, source.store_address) == ("s", "s:50051")

@@ -11,6 +11,7 @@ from router.cluster import Cluster
 from router.config import HealthConfig
 from router.core.cluster_book import ClusterBook
 from router.core.decision import Decision
+from router.core.prefix_index import PrefixIndex
 from router.core.settings import Settings
 from router.core.view import InstanceState, RequestView, Role
 from router.endpoints import key_is_known
@@ -24,6 +25,26 @@ from router.metrics import Histogram, RouterMetrics, exposition
 def make_cluster() -> Cluster:
     book = ClusterBook(Settings())
     return Cluster(book, breaker=BreakerConfig(), upstream_idle_timeout_s=1, connect_timeout_s=1)
+
+
+def test_an_engine_reads_from_the_store_it_names_or_the_one_on_its_host() -> None:
+    book = ClusterBook(Settings(), PrefixIndex(16))
+    cluster = Cluster(book, breaker=BreakerConfig(), upstream_idle_timeout_s=1, connect_timeout_s=1)
+    cluster.add_store_node("first", "node-1", "node-1:50051")
+    cluster.add_store_node("second", "node-2", "")
+    mixed = Role.MIXED
+    cluster.apply(
+        [
+            InstanceSpec("http://node-1:1", mixed),
+            InstanceSpec("http://pod-of-2:1", mixed, store="node-2"),
+            InstanceSpec("http://node-2:1", mixed, store="node-1:50051"),
+            InstanceSpec("http://node-1:2", mixed, store="unknown"),
+            InstanceSpec("http://node-3:1", mixed),
+        ]
+    )
+    found = [book.store_node_of(url) for url in cluster.instances]
+    assert found == ["first", "second", "first", "first", ""]
+    assert book.store_node_of("nobody") == ""
 
 
 def specs(**roles: Role) -> list[InstanceSpec]:
