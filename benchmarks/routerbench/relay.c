@@ -58,9 +58,10 @@ static void move(int from) {
         if (errno == EAGAIN || errno == EINTR) return; /* an event of the file descriptor's former life */
         size = 0;
     }
-    for (ssize_t sent = 0, count; sent < size; sent += count) {
-        count = send(to, buffer + sent, (size_t)(size - sent), MSG_NOSIGNAL);
-        if (count < 0) size = 0;
+    for (ssize_t sent = 0; sent < size;) {
+        ssize_t count = send(to, buffer + sent, (size_t)(size - sent), MSG_NOSIGNAL);
+        if (count < 0) size = 0; /* it has gone */
+        sent += count < 0 ? 0 : count;
     }
     if (size == 0) {
         peer_of[from] = peer_of[to] = 0;

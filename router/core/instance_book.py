@@ -9,8 +9,6 @@ batching them changes who waits but not how long the queue is.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 
 from router.core.correction import Correction
@@ -58,7 +56,7 @@ class InstanceBook:
         self._kv_capacity_tokens = kv_capacity_tokens
         self._prefill_correction = Correction()
         self._tbt_correction = Correction()
-        self._prefills: OrderedDict[str, _Prefill] = OrderedDict()
+        self._prefills: dict[str, _Prefill] = {}  # in the order they were sent
         self._decodes: dict[str, _Decode] = {}
         self._num_legs = 0
         self._pending_ms = 0.0

@@ -113,7 +113,7 @@ def test_relays_pass_requests_and_answers(relay: System, tmp_path: Path) -> None
         engine.wait_until(lambda: (tmp_path / "engine.log").read_text().strip().isdigit(), 60.0, "engine")
         running = Running(relay, [f"http://127.0.0.1:{engine.log_tail().strip()}"], tmp_path / "relay.log")
         try:
-            loads = [Load(CASES[name], running.port) for name in ("a32", "c32k", "b1")]
+            loads = [Load(CASES[name], running.port) for name in ("b128", "a32", "c32k")]
             for load in loads:
                 load.run(0.5)
         finally:
