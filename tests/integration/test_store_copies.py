@@ -99,7 +99,7 @@ def pair(shared: tuple[StoreProcess, StoreProcess]) -> Iterator[tuple[StoreProce
     target.disconnect()
 
 
-@pytest.mark.parametrize("planes", ["shm", "tcp"])
+@pytest.mark.parametrize("planes", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_the_same_objects_are_in_the_other_store(
     pair: tuple[StoreProcess, StoreProcess], start: Start, planes: str
 ) -> None:
@@ -187,6 +187,7 @@ def test_a_block_that_somebody_writes_here_is_left_to_its_writer(
         assert here.copy_from(KEYS[:2], address(source)) == [OK, OK]
 
 
+@pytest.mark.slow
 def test_what_the_source_has_on_disk_only_is_copied_too(
     pair: tuple[StoreProcess, StoreProcess], start: Start, tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_what_the_source_has_on_disk_only_is_copied_too(
         assert read(here, KEYS) == [value(number) for number in range(20)]
 
 
+@pytest.mark.slow
 def test_a_source_that_is_not_there_or_refuses_is_a_status(
     pair: tuple[StoreProcess, StoreProcess], start: Start
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_source_that_stalls_or_dies_leaves_whole_objects_or_none(
             fill(here, rest[:1])
 
 
+@pytest.mark.slow
 def test_a_store_that_ends_while_it_copies_ends_well(
     pair: tuple[StoreProcess, StoreProcess], start: Start
 ) -> None:
@@ -265,6 +268,7 @@ def test_a_store_that_ends_while_it_copies_ends_well(
             source.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_tenants_copy_their_own_within_their_quota_and_from_named_sources(start: Start) -> None:
     tenants = [
         {"name": "a", "token": "token-of-a", "dram_quota": "2mb"},
@@ -305,6 +309,7 @@ def test_tenants_copy_their_own_within_their_quota_and_from_named_sources(start:
         assert isinstance(reply, ErrorReply) and reply.code == ErrorCode.BAD_REQUEST, wrong
 
 
+@pytest.mark.slow
 def test_more_than_fits_pushes_out_nothing_that_is_pinned(
     pair: tuple[StoreProcess, StoreProcess], start: Start
 ) -> None:
