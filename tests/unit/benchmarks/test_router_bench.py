@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -104,10 +103,9 @@ def test_a_relay_above_the_limit_says_that_nobody_could_meet_it() -> None:
 
 
 def is_answered(case: str, port: int) -> bool:
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+    for seconds in (0.5, 1, 2, 4, 8, 16, 32):  # a busy machine needs longer
         load = Load(CASES[case], port)
-        load.run(0.5)
+        load.run(seconds)
         if load.latencies_s or load.errors:
             return not load.errors
     return False
@@ -119,7 +117,7 @@ def test_relays_pass_requests_and_answers(relay: System, tmp_path: Path) -> None
         with pytest.raises(SystemFailed, match="no C compiler"):
             relay.command(free_port(), ["http://127.0.0.1:1"])
         return
-    engine = Process([sys.executable, ENGINE], tmp_path / "engine.log")
+    engine = Process([sys.executable, ENGINE, "--step-ms", "1"], tmp_path / "engine.log")
     try:
         engine.wait_until(lambda: (tmp_path / "engine.log").read_text().strip().isdigit(), 60.0, "engine")
         running = Running(relay, [f"http://127.0.0.1:{engine.log_tail().strip()}"], tmp_path / "relay.log")
