@@ -187,6 +187,7 @@ class PeerCopier:
                     try:
                         outcome = await self._copy_from(peer.client, session, copies, deadline)
                     finally:
+                        await self._in_thread(_let_go, peer.client)
                         self._peers.give_back(peer)
         except Exception:
             logger.exception("a copy failed", extra={"source": source})
@@ -296,6 +297,12 @@ class PeerCopier:
         self._outcomes[status] += 1
         for reply, index in waiting:
             reply.close(index, status)
+
+
+def _let_go(client: StoreClient) -> None:
+    """Leases end with the next read otherwise, and who knows when that is."""
+    if (plane := client.plane) is not None:
+        plane.settle()
 
 
 def _describe(client: StoreClient, copies: Sequence[Copy]) -> list[Copy] | None:

@@ -79,7 +79,8 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def shared(start: Start) -> tuple[StoreProcess, StoreProcess]:
-    return start(), start()
+    # So long that whoever waits for the end of a lease waits in vain: they have to be given back.
+    return start("--default-lease-ms", "10min"), start()
 
 
 def is_emptied(client: StoreClient) -> bool:
@@ -120,6 +121,7 @@ def test_the_same_objects_are_in_the_other_store(
         assert target.delta(before, metrics.COPIED_BYTES_TOTAL) == 21 * SIZE
         assert target.delta(before, metrics.COPY_MISSING_TOTAL) == 1
         assert target.delta(before, metrics.COPY_FAILED_TOTAL) == 0
+        eventually(lambda: source.stats()[metrics.LEASES] == 0)
         # What is here already is not fetched again.
         reads = source.stats()[metrics.READ_BYTES_TOTAL]
         assert here.copy_from(names, address(source), wait_ms=WAIT_MS) == [OK] * 21 + [MISSING]
