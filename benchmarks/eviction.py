@@ -84,8 +84,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--capacities", default=",".join(map(str, DEFAULT_CAPACITIES)), help="in blocks")
-    parser.add_argument("--policies", help=f"of {', '.join(POLICIES)}")
-    parser.add_argument("--rules", choices=list(RULES), default="plain")
+    parser.add_argument(
+        "--policies",
+        help=f"of {', '.join(POLICIES)}; by default all, under plain rules those without prefix_",
+    )
+    parser.add_argument("--rules", choices=list(RULES), default="plain", help="(default: plain)")
     parser.add_argument("--block-size-tokens", type=int, default=DEFAULT_BLOCK_SIZE_TOKENS)
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args(arguments)
@@ -96,7 +99,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = set(options.policies) - set(POLICIES)
     if unknown:
         parser.error(f"unknown policy {', '.join(sorted(unknown))}; there are {', '.join(POLICIES)}")
-    options.capacities = [int(capacity) for capacity in options.capacities.split(",")]
+    try:
+        options.capacities = [int(capacity) for capacity in options.capacities.split(",")]
+    except ValueError:
+        parser.error(f"--capacities are numbers of blocks, not {options.capacities!r}")
+    if min(options.capacities) < 1:
+        parser.error("--capacities must be 1 block or more")
     return options
 
 

@@ -21,6 +21,11 @@ def parse_size_bytes(text: str | int) -> int:
     raise ConfigError(f"not a size: {text!r} (write bytes, or for example '512mb', '4gb')")
 
 
+def format_objects(count: int) -> str:
+    """For people: "1 object", "2,000 objects"."""
+    return f"{count:,} object{'' if count == 1 else 's'}"
+
+
 def parse_duration_ms(text: str | int | float) -> float:
     """Milliseconds. A bare number is milliseconds."""
     if isinstance(text, (int, float)):

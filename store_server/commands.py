@@ -21,7 +21,7 @@ from kvcore.metrics import (
     POOL_SIZE_BYTES,
     POOL_USED_BYTES,
 )
-from kvcore.units import format_size, parse_size_bytes
+from kvcore.units import format_objects, format_size, parse_size_bytes
 from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Tier, VerifyReply
 
 _PAGE = 1000
@@ -87,7 +87,10 @@ def list_objects(client: StoreClient, *, prefix: str, limit: int, as_json: bool)
             break
     if not as_json:
         Console(width=None if sys.stdout.isatty() else 140).print(table)
-        print(f"{num_shown} objects shown" + (", there may be more (--limit)" if num_shown == limit else ""))
+        print(
+            f"{format_objects(num_shown)} shown"
+            + (", there may be more (--limit)" if num_shown == limit else "")
+        )
 
 
 def evict(client: StoreClient, *, size: str, strategy: str, as_json: bool) -> None:
@@ -99,7 +102,7 @@ def evict(client: StoreClient, *, size: str, strategy: str, as_json: bool) -> No
     if as_json:
         print(json.dumps({"num_objects": num_objects, "size_bytes": size_bytes}))
     else:
-        print(f"{num_objects} objects evicted, {format_size(size_bytes)}")
+        print(f"{format_objects(num_objects)} evicted, {format_size(size_bytes)}")
 
 
 def drain(client: StoreClient, *, stop: bool, as_json: bool) -> None:
@@ -117,7 +120,8 @@ def drain(client: StoreClient, *, stop: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"not_saved": reply.num_refused}))
     else:
-        print("drained" + (f", {reply.num_refused} objects are in DRAM only" if reply.num_refused else ""))
+        left = f", {format_objects(reply.num_refused)} in DRAM only" if reply.num_refused else ""
+        print(f"drained{left}" + ("" if stop else "; nothing new is taken until the store is started again"))
 
 
 def verify(client: StoreClient, *, remote_rate: str, as_json: bool) -> None:
@@ -137,14 +141,14 @@ def verify(client: StoreClient, *, remote_rate: str, as_json: bool) -> None:
     else:
         by_level = ", ".join(f"{level.num_objects} {_PLACES[Tier(level.tier)]}" for level in reply.levels)
         print(
-            f"{reply.num_done - num_unread} objects checked ({by_level}), {reply.num_corrupt} corrupt"
-            + (f", {reply.num_unchecked} have no checksums" if reply.num_unchecked else "")
+            f"{format_objects(reply.num_done - num_unread)} checked ({by_level}), {reply.num_corrupt} corrupt"
+            + (f", {reply.num_unchecked} without checksums" if reply.num_unchecked else "")
         )
     complaints = []
     if reply.num_corrupt:
-        complaints.append(f"{reply.num_corrupt} objects were corrupt and are dropped")
+        complaints.append(f"dropped as corrupt: {format_objects(reply.num_corrupt)}")
     if num_unread:
-        complaints.append(f"{num_unread} objects on the remote could not be read")
+        complaints.append(f"not read: {format_objects(num_unread)} on the remote")
     if reply.trouble:
         complaints.append(reply.trouble)
     if complaints:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from kvcore.errors import ConfigError, KVError
+from kvcore.units import format_objects
 from store_server.ssd import DiskConfig, SsdConfig, SsdTier
 from store_server.ssd.block_device import is_block_device, slot_bytes_of
 
@@ -39,9 +40,9 @@ def verify(paths: Sequence[Path], *, as_json: bool) -> None:
         }
         print(json.dumps(result))
     else:
-        print(f"{num_checked} objects checked, {len(corrupt)} corrupt")
+        print(f"{format_objects(num_checked)} checked, {len(corrupt)} corrupt")
     if corrupt:
-        raise KVError(f"{len(corrupt)} of {num_checked} objects could not be read back and are dropped")
+        raise KVError(f"dropped as corrupt: {format_objects(len(corrupt))} of {num_checked:,}")
     if report.failed_paths:
         raise KVError(f"could not be opened: {', '.join(report.failed_paths)}")
 

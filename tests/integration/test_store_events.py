@@ -2,6 +2,7 @@
 
 import hashlib
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from kvcore.wire.messages import Remove, Status
 from router.core.block_hash import block_hashes
 from router.core.event_feed import EventFeed, ReplayFrom
 from router.core.prefix_index import PrefixIndex
-from tests.integration.store_harness import DEADLINE_S, StartStore, StoreProcess, eventually
+from tests.integration.store_harness import DEADLINE_S, RawClient, StartStore, StoreProcess, eventually
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
 from tests.integration.test_store_ssd import levels
@@ -198,17 +199,29 @@ def test_a_killed_store_is_noticed_when_it_comes_back(
     eventually(lambda: follower.blocks(Medium.CPU) == 10)
     client.put(KEYS[10:12], [b"x" * 1000] * 2)
     eventually(lambda: follower.blocks(Medium.CPU) == 12)
+    # A restart shows by numbers that go back, so the next store must not have got so far when it is heard.
+    eventually(lambda: says_something(client) and follow(follower) >= 100)
     store.stop(signal.SIGKILL)
 
     again = start_store(*flags)  # the sockets of the killed one still lie there
     client = again.connect()
     client.put(KEYS[:3], [b"x" * 1000] * 3)
-    eventually(
-        lambda: (
-            client.put([KEYS[20]], [b"x"])
-            and client.statuses(Remove, [KEYS[20]])
-            and follower.blocks(Medium.CPU) == 3
-        )
-    )
+
+    def is_noticed() -> bool:
+        says_something(client)
+        time.sleep(0.1)
+        return follower.blocks(Medium.CPU) == 3
+
+    eventually(is_noticed)
     assert follower.feed.stats.restarts == 1
     follower.close()
+
+
+def says_something(client: RawClient) -> bool:
+    return bool(client.put([KEYS[20]], [b"x"]) and client.statuses(Remove, [KEYS[20]]))
+
+
+def follow(follower: Follower) -> int:
+    """Batches so far."""
+    follower.follow()
+    return follower.feed.stats.batches

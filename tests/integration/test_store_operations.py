@@ -74,7 +74,7 @@ def test_without_an_ssd_a_drain_says_what_will_be_lost(start_store: StartStore, 
     store = start_store()
     store.connect().put([key(1), key(2)], [b"a", b"b"])
     assert ask(store, "drain") == 0
-    assert "2 objects are in DRAM only" in capsys.readouterr().out
+    assert "2 objects in DRAM only; nothing new" in capsys.readouterr().out
     assert ask(store, "drain", "--stop", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"not_saved": 2}
     assert store.process.wait(DEADLINE_S) == 0
@@ -115,7 +115,7 @@ def test_verify_checks_dram_and_ssd_and_drops_what_is_corrupt(
     os.close(fd)
     assert ask(store, "verify", "--json") == 1
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["num_corrupt"] == 2 and "are dropped" in captured.err
+    assert json.loads(captured.out)["num_corrupt"] == 2 and "dropped as corrupt: 2 objects" in captured.err
     eventually(lambda: store.stats()["ssd_corrupt_total"] == 1)
     assert store.stats()[metrics.CORRUPT_TOTAL] == 1
     assert ask(store, "verify") == 0
@@ -142,7 +142,7 @@ def test_a_check_of_objects_without_checksums_says_so(start_store: StartStore, c
     store = start_store()
     store.connect().put([key(1)], [b"no checksum came with this"])
     assert ask(store, "verify") == 0
-    assert "1 objects checked (1 in DRAM), 0 corrupt, 1 have no checksums" in capsys.readouterr().out
+    assert "1 object checked (1 in DRAM), 0 corrupt, 1 without checksums" in capsys.readouterr().out
 
 
 def test_a_store_can_be_stopped_in_the_middle_of_a_check(start_store: StartStore, short_dir: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_check_reads_the_remote_and_says_when_it_cannot(
     client.setrange(name, 5000, b"spoilt")
     client.close()
     status, damaged, complaint = verify(store, capsys)
-    assert status == 1 and "1 objects were corrupt" in complaint
+    assert status == 1 and "dropped as corrupt: 1 object" in complaint
     assert damaged["levels"]["remote"]["num_corrupt"] == damaged["num_corrupt"] == 1
 
     valkey.kill()

@@ -39,7 +39,7 @@ def test_every_checksum_is_checked_and_what_is_corrupt_is_dropped(
     os.close(fd)
     damaged = verify("--json", *paths)
     result = json.loads(damaged.stdout)
-    assert damaged.returncode == 1 and "are dropped" in damaged.stderr
+    assert damaged.returncode == 1 and "dropped as corrupt" in damaged.stderr
     assert result["objects"] == 100 and 1 <= len(result["corrupt"]) <= 2
     assert set(result["corrupt"]) <= {key(number).hex() for number in range(100)}
 
