@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = "tiny" if args.quick else "smollm2"
-    plan, rounds = _plan(args), args.rounds or (1 if args.quick else 6 if args.layout == "pd" else 10)
+    plan, rounds = _plan(args), args.rounds or (1 if args.quick else 6 if args.layout == "pd" else 8)
     cells = LAYOUTS if args.layout == "pd" else (*PAPER, *STORE_FOR_ALL) if args.all else PAPER
     try:
         model = Model(make_model(name, args.cache), _BYTES_PER_TOKEN[name])
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="the tiny model, nine short requests: does it work?"
     )
-    parser.add_argument("--rounds", type=int, help="default: 10, with pd 6, with --quick 1")
+    parser.add_argument("--rounds", type=int, help="default: 8, with pd 6, with --quick 1")
     parser.add_argument("--requests", type=int, help="of a turn (default: 54, with pd 40)")
     parser.add_argument("--documents", type=int, help="default: 9, with pd 8")
     parser.add_argument(
