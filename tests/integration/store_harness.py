@@ -133,7 +133,12 @@ class StoreProcess:
             assert self.process.poll() is None, self.log.read_text()
             return ready_file.exists()
 
-        eventually(is_ready)
+        try:
+            eventually(is_ready)
+        except BaseException:  # nobody else knows of it yet
+            self.process.kill()
+            self.process.wait()
+            raise
         self.ready: dict[str, Any] = json.loads(ready_file.read_text())
         self._clients: list[RawClient] = []
 
