@@ -21,6 +21,7 @@ from kvcore.wire.messages import CopyFrom, ErrorCode, ErrorReply, PinKind, Statu
 from tests.integration.router_harness import async_test
 from tests.integration.store_harness import MIB, StoreProcess, eventually, store_starter
 from tests.integration.test_store_ssd import levels
+from tests.integration.test_store_tls import Files
 
 OK, MISSING, PENDING, FULL = Status.OK, Status.MISSING, Status.PENDING, Status.FULL
 UNAVAILABLE = Status.UNAVAILABLE
@@ -204,6 +205,24 @@ def test_what_the_source_has_on_disk_only_is_copied_too(
         eventually(is_on_disk)
         assert here.copy_from(KEYS, address(source), wait_ms=WAIT_MS) == [OK] * 20
         assert read(here, KEYS) == [value(number) for number in range(20)]
+
+
+@pytest.mark.slow
+def test_a_source_behind_tls_is_shown_our_certificate(
+    pair: tuple[StoreProcess, StoreProcess], start: Start, tmp_path: Path
+) -> None:
+    files = Files(tmp_path)
+    cert, key_file = files.server["tls_cert"], files.server["tls_key"]
+    source = start("--tls-cert", cert, "--tls-key", key_file, "--tls-client-ca", files.ca)
+    cert, key_file = files.client["tls_cert"], files.client["tls_key"]
+    target = start("--peers.tls-ca", files.ca, "--peers.tls-cert", cert, "--peers.tls-key", key_file)
+    with StoreClient.connect(source.ready["unix_address"]) as there, client_of(target) as here:
+        fill(there, KEYS)
+        assert here.copy_from(KEYS, f"tls://{address(source)}", wait_ms=WAIT_MS) == [OK] * 20
+        assert read(here, KEYS) == [value(number) for number in range(20)]
+    with client_of(pair[1]) as without:
+        statuses = without.copy_from(KEYS, f"tls://{address(source)}", wait_ms=WAIT_MS)
+        assert statuses == [UNAVAILABLE] * 20
 
 
 @pytest.mark.slow
