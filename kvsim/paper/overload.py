@@ -81,6 +81,7 @@ def run(traces: Traces, many: Many) -> Figure:
         ],
         "The same order with fewer rejections: the paper's trace is another one (23,000 requests an hour). "
         "Early rejection makes the antiphase strongest and prediction weakens it, as in the paper; the width "
-        "of the swing hardly differs, see docs/kvsim.md.",
+        "of the swing hardly differs. Prediction refuses fewest and admits too many, so that fewest keep "
+        "both SLOs. See docs/kvsim.md.",
         plots_by_name,
     )
