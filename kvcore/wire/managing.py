@@ -174,6 +174,7 @@ class Resolve(Message, frozen=True, array_like=True, tag=56):
 
 
 class ResolveReply(Message, frozen=True, array_like=True, tag=57):
-    """Of blocks that are there, in the order they were asked for; the others are left out."""
+    """Of blocks that are there, in the order they were asked for; the others are left out. All keys of a
+    name: each rank of an engine has its part of a block."""
 
     keys: list[bytes]
