@@ -79,7 +79,7 @@ def run(traces: Traces, many: Many) -> Figure:
         rows,
         claims,
         "The same constants for both traces and all loads; fitted on either trace they gain more than 10 % "
-        "on the other. With the first token counted where it is computed, and the wait behind it as the first "
-        "interval, the gain on synthetic is smaller. See docs/kvsim-policy.md.",
+        "on the other. With the first token counted where it is computed, and the wait behind it as the "
+        "first interval, the gain on synthetic is smaller. See docs/kvsim-policy.md.",
         figures,
     )
