@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-START_S = 60.0
+START_S = 120.0
 
 
 class StoreProcess:

@@ -315,6 +315,7 @@ class LikeADict(RuleBasedStateMachine):
         self.model.clear()
 
 
+@pytest.mark.timeout(600)
 def test_it_is_like_a_dict(process):
     machine = type("LikeADictOfThisStore", (LikeADict,), {"address": process.address})
     run_state_machine_as_test(
