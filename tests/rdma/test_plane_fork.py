@@ -16,5 +16,6 @@ def test_a_child_takes_nothing_from_its_parent(tmp_path: Path) -> None:
         store_on_server(tmp_path, pool="32mb") as store,
         python_on(CLIENT_HOST, program, store.address, CLIENT_DEVICES) as client,
     ):
-        assert client.stdout is not None and client.stdout.read() == "OK\n"
-        assert client.wait(60) == 0
+        assert client.stdout is not None
+        said = client.stdout.read()
+        assert (said, client.wait(60)) == ("OK\n", 0)
