@@ -1,11 +1,13 @@
 """In front of engines that each do everything: what passes, what is answered here, what is refused."""
 
 import asyncio
+import gc
 import json
 import socket
 
 import pytest
 
+from router.protocols.base import Exchange
 from tests.integration.router_harness import Turn, async_test, fails, hangs, running, until, well
 
 COMPLETIONS = "/v1/completions"
@@ -357,3 +359,18 @@ def test_a_clients_mistake_is_the_engines_to_answer(status: int) -> None:
             assert all(i.breaker.is_closed for i in setup.router.cluster.instances.values())
 
     check()
+
+
+@async_test
+async def test_nothing_of_a_request_is_left_for_the_garbage_collector() -> None:
+    """Bodies may be large: they go with their request, not with some later collection."""
+    async with running(mixed=1) as setup:
+        gc.collect()
+        gc.disable()
+        try:
+            for body in (PROMPT, {**PROMPT, "stream": True}):
+                assert (await setup.ask(COMPLETIONS, body)).status == 200
+            await until(lambda: setup.in_flight == 0)
+            assert not [one for one in gc.get_objects() if type(one) is Exchange]
+        finally:
+            gc.enable()
