@@ -13,7 +13,9 @@ from kvcore.wire.messages import Status
 
 def main(address: str) -> None:
     with StoreClient.connect(address) as client:
-        print("plane:", client.plane.name if client.plane else "no store there")
+        if client.plane is None:
+            sys.exit(f"no store answers on {address}; start one with: mooncake-store serve")
+        print("plane:", client.plane.name)
 
         status = client.put("greeting", b"hello")
         print("put:", status.name, "- get:", client.get("greeting"))

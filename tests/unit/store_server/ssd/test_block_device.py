@@ -182,5 +182,5 @@ def test_a_stopped_stores_device_can_be_verified(device: Path, capsys: pytest.Ca
     verify([device], as_json=False)
     assert capsys.readouterr().out == "20 objects checked, 0 corrupt\n"
     flip_byte(device, 2 * PAGE_BYTES + PAGE_BYTES + 5)
-    with pytest.raises(KVError, match="1 of 20"):
+    with pytest.raises(KVError, match="1 object of 20"):
         verify([device], as_json=False)
