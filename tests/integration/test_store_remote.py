@@ -295,9 +295,8 @@ def test_what_was_removed_while_the_remote_was_down_does_not_return(
     try:
         eventually(lambda: store.stats()["remote_available"] == 0)
         assert client.statuses(Remove, [key(number) for number in range(5)]) == [OK] * 5
-        eventually(lambda: [path for path in (short_dir / "ssd").glob("removed-*") if path.stat().st_size])
-        eventually(lambda: store.stats()["ssd_objects"] == 15)
-        assert store.stop(signal.SIGKILL) != 0
+        assert store.stop() == 0
+        assert list((short_dir / "ssd").glob("removed-*"))
         blind = start_store(*flags, pool_size=POOL)
         assert blind.connect().statuses(Remove, [key(7), key(8)]) == [OK] * 2
         assert blind.stop() == 0
@@ -311,6 +310,6 @@ def test_what_was_removed_while_the_remote_was_down_does_not_return(
     eventually(lambda: not list((short_dir / "ssd").glob("removed-*")))
     statuses = client.statuses(Exists, [key(number) for number in range(20)])
     gone = {number for number in range(20) if statuses[number] == Status.MISSING}
-    assert {7, 8} <= gone <= {0, 1, 2, 3, 4, 7, 8}
+    assert gone == {0, 1, 2, 3, 4, 7, 8}
     with contextlib.closing(valkey.client()) as redis:
         assert redis.dbsize() == 13
