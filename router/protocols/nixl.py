@@ -123,8 +123,9 @@ class NixlExchange(PrefilledExchange):
         self.send_answer(state, now)
 
     def settled(self, status: int) -> None:
-        if self._prefill is not None:
-            self._prefill.cancel()
+        prefill, self._prefill = self._prefill, None  # it refers to this exchange: see _settle
+        if prefill is not None:
+            prefill.cancel()
 
     def sweep(self, now: float) -> None:
         if self._prefill is not None and self._prefill.is_running and self.is_late(now):

@@ -94,7 +94,7 @@ class SuiteExchange(PrefilledExchange):
             self.send_answer(self._decode_state, self.now())
 
     def settled(self, status: int) -> None:
-        prefill = self._prefill
+        prefill, self._prefill = self._prefill, None  # it refers to this exchange: see _settle
         if prefill is None or not prefill.is_running:
             return
         if status >= 400:
