@@ -1,8 +1,9 @@
 """The raw socket: the same questions and answers over loopback TCP with nothing of a store behind them.
 
 One blocking thread a connection, one sendmsg or recv_into per value as far as the kernel allows, TCP_NODELAY,
-no keys, no index, no checks: the client names offsets in its connection's arena. What a store over TCP could
-reach at best with one connection.
+Reno as our own connections within a host (else the two would differ by the system's congestion control), no
+keys, no index, no checks: the client names offsets in its connection's arena. What a store over TCP could reach
+at best with one connection.
 """
 
 import mmap
@@ -14,14 +15,14 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvcore.transport.host import hurry_within_host
 from storebench.clients import BENCHMARKS_DIR, ClientSpec
 from storebench.driver import Bytes, touched
 from storebench.plan import MAX_PHASE_BYTES, Cell
 from storebench.processes import Process, accepts, free_port
 
-_REQUEST = struct.Struct(
-    "<BQQQ"
-)  # operation, offset in the arena (of the connection), payload bytes, bytes of keys
+# operation, offset in the arena (of the connection), payload bytes, bytes of keys
+_REQUEST = struct.Struct("<BQQQ")
 _PUT, _GET, _EXISTS = range(3)
 _KEY_BYTES = 32
 
@@ -61,6 +62,7 @@ class RawTcpDriver:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hurry_within_host(self._socket)
         self._offsets: dict[bytes, int] = {}
         self._end = 0
         self._views: list[memoryview] = []
@@ -137,6 +139,7 @@ def receive_all(connection: socket.socket, view: memoryview) -> None:
 def _serve_connection(connection: socket.socket) -> None:
     arena = _populated_arena()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hurry_within_host(connection)
     header = memoryview(bytearray(_REQUEST.size))
     keys = memoryview(bytearray(1 << 20))
     ones = memoryview(b"\1" * len(keys))
