@@ -2,8 +2,8 @@
 
 One blocking thread a connection, one sendmsg or recv_into per value as far as the kernel allows, TCP_NODELAY,
 Reno as our own connections within a host (else the two would differ by the system's congestion control), no
-keys, no index, no checks: the client names offsets in its connection's arena. What a store over TCP could reach
-at best with one connection.
+keys, no index, no checks: the client names offsets in its connection's arena. What a store over TCP could
+reach at best with one connection.
 """
 
 import mmap
