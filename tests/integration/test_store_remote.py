@@ -276,7 +276,9 @@ def test_a_check_reads_the_remote_and_says_when_it_cannot(
     valkey.kill()
     eventually(lambda: store.stats()["remote_available"] == 0)
     status, down, complaint = verify(store, capsys)
-    assert status == 1 and down["num_unread"] == num_remote - 1 and "the remote is down" in complaint
+    assert status == 1 and "the remote is down" in complaint
+    # Not what it was before: more had been written there until it went down.
+    assert down["num_unread"] == store.stats()["remote_objects"] >= num_remote - 1
     left_out = ["verify", "--remote-rate", "0", "--address", store.ready["address"]]
     assert main(left_out) == 0 and "on the remote" not in capsys.readouterr().out
 
