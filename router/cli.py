@@ -205,8 +205,8 @@ async def _serve(
 
 
 def _calm_garbage_collector() -> None:
-    """What lives as long as the process need not be looked at again and again. Requests leave no cycles behind,
-    a connection leaves one of its own objects when it ends: rare collections are enough for those."""
+    """What lives as long as the process need not be looked at again and again. Requests leave no cycles, a
+    connection one of its own objects when it ends: rare collections are enough for those."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NEW_CONTAINERS, _YOUNG_COLLECTIONS, _COLLECTIONS_BEFORE_FULL)
