@@ -67,6 +67,11 @@ def block_keys(namespace_digest: bytes, block_hashes: Iterable[bytes]) -> list[b
     return [block_key(namespace_digest, block_hash) for block_hash in block_hashes]
 
 
+def namespace_of(key: bytes) -> bytes:
+    """The namespace digest of a block key, also of one that a tenant's prefix stands before."""
+    return key[-BLOCK_KEY_BYTES:-BLOCK_HASH_BYTES]
+
+
 def object_namespace(tenant: str = "default") -> bytes:
     """The first 16 bytes of the keys of all named objects of one tenant."""
     return xxhash.xxh3_128_digest(b"object\0" + tenant.encode())

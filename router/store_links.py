@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from kvcore.client.async_client import AsyncStoreClient
-from kvcore.keys import BLOCK_KEY_BYTES, NAMESPACE_BYTES
+from kvcore.keys import namespace_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class StoreLinks:
         if not client.connected:
             return None
         namespaces = self._namespaces
-        return [key for key in keys if not namespaces or _namespace(key) in namespaces]
+        return [key for key in keys if not namespaces or namespace_of(key).hex() in namespaces]
 
     def complain(self, store: str, text: str, reason: object) -> None:
         """Once for each store and kind of trouble: what is tried again for every request fills no log."""
@@ -51,7 +51,3 @@ class StoreLinks:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
-
-
-def _namespace(key: bytes) -> str:
-    return key[-BLOCK_KEY_BYTES : -BLOCK_KEY_BYTES + NAMESPACE_BYTES].hex()

@@ -18,7 +18,7 @@ import zmq
 
 from kvcore import metrics
 from kvcore.errors import ConfigError, RemoteProtocolError
-from kvcore.keys import BLOCK_KEY_BYTES, NAMESPACE_BYTES
+from kvcore.keys import BLOCK_KEY_BYTES, namespace_of
 from kvcore.wire.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -142,7 +142,7 @@ class EventPublisher:
     def _events(self, runs: Iterable[Placed]) -> Iterator[Event]:
         for run in runs:
             medium = MEDIA[run.tier]
-            for namespace, of_namespace in itertools.groupby(run.keys, _namespace):
+            for namespace, of_namespace in itertools.groupby(run.keys, namespace_of):
                 for keys in _pieces(list(of_namespace)):
                     names = self._names(keys)
                     if not names:
@@ -258,10 +258,6 @@ def _endpoint(socket: "zmq.Socket[bytes] | None") -> str:
     name = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(name, bytes)
     return name.rstrip(b"\0").decode()
-
-
-def _namespace(key: bytes) -> bytes:
-    return key[-BLOCK_KEY_BYTES : -BLOCK_KEY_BYTES + NAMESPACE_BYTES]
 
 
 def _pieces(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvcore.keys import BLOCK_HASH_BYTES
 from router.core.admission.base import limit_ms
 from router.core.decision import Decision
 from router.core.settings import Settings
 from router.core.view import RequestView
-
-_BLOCK_HASH_BYTES = 16  # of a key; what stands before them is equal for all blocks of one rank of one engine
 
 
 class CopyPlan(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +62,7 @@ def parents_of(keys: Sequence[bytes]) -> list[bytes]:
     last: dict[bytes, bytes] = {}
     parents = []
     for key in keys:
-        rank = key[:-_BLOCK_HASH_BYTES]
+        rank = key[:-BLOCK_HASH_BYTES]  # what stands before is equal for all blocks of one rank of one engine
         parents.append(last.get(rank, b""))
         last[rank] = key
     return parents

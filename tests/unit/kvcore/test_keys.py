@@ -10,6 +10,7 @@ from kvcore.keys import (
     Namespace,
     block_key,
     block_keys,
+    namespace_of,
     object_key,
     object_keys,
     object_namespace,
@@ -43,6 +44,11 @@ def test_whatever_gives_bytes_their_meaning_changes_every_key() -> None:
         ]
     }
     assert len(others | {DIGEST}) == 6 and all(len(digest) == 16 for digest in others)
+
+
+def test_the_namespace_can_be_read_off_a_key_behind_a_tenants_prefix_too() -> None:
+    key = block_key(DIGEST, HASH)
+    assert namespace_of(key) == namespace_of(bytes(16) + key) == DIGEST
 
 
 def test_a_long_hash_keeps_both_ends_that_engines_name_it_by() -> None:
