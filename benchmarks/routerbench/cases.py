@@ -21,6 +21,11 @@ class Case(msgspec.Struct, frozen=True):
     stream: bool = False
     separate_prefill: bool = False
 
+    @property
+    def has_prompts(self) -> bool:
+        """Long ones, so that reading them costs something."""
+        return self.prompt_bytes >= 1024
+
 
 CASES = {
     "a1": Case("110 B body, 1 connection", 1),
@@ -37,7 +42,7 @@ CASES = {
 def bodies(case: Case) -> Iterator[bytes]:
     """Of chat completions, without end. Long prompts begin as one of NUM_GROUPS and then are like no other,
     as those of users are."""
-    if case.prompt_bytes < 1024:
+    if not case.has_prompts:
         return itertools.repeat(_body(case, "x" * case.prompt_bytes))
     return _grouped(case)
 

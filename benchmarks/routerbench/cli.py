@@ -1,10 +1,11 @@
 """benchmarks/router.py: what the router costs, beside vllm-router and sglang-router in the same run.
 
-CPU time a request and a streamed chunk, latency added, the first token of streams. Two stand-in engines
-(router_engine.py) and the load generator share the machine with the routers. Two relays that only move bytes
-say what no router can do without, here and now. CPU time is the kernel's own account of a router's processes,
-so it is right on a busy machine too; requests a second and latencies are what is left of the machine. Compare
-ratios of one run.
+CPU time a request and a streamed chunk, latency added, the first token of streams, calls to engines for
+each request. Two stand-in engines (router_engine.py; two more that turn prompts into token ids, for the
+router that asks for that) and the load generator share the machine with the routers; what engines take is not
+counted. Two relays that only move bytes say what no router can do without, here and now. CPU time is the
+kernel's own account of a router's processes, so it is right on a busy machine too; requests a second and
+latencies are what is left of the machine. Compare ratios of one run.
 """
 
 import argparse
@@ -22,11 +23,12 @@ from storebench.processes import Process, accepts, free_port
 
 from routerbench.cases import CASES
 from routerbench.report import as_json, print_tables, save_plot
-from routerbench.runner import Runner, engine_command
+from routerbench.runner import Engines, Runner, engine_command
 from routerbench.systems import FLOORS, OURS, PEERS
 from routerbench.targets import judge
 
 _WIDTH_IN_A_PIPE = 140
+_NUM_ENGINES = 2
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,13 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_A_PIPE)
     with tempfile.TemporaryDirectory(prefix="routerbench.") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        ports = [free_port(), free_port()]
-        for port in ports:
-            engine = Process(engine_command(sys.executable, port), folder / f"engine-{port}.log")
-            stack.callback(engine.stop)
-            engine.wait_until(lambda port=port: accepts(port), 60.0, "a stand-in engine")  # type: ignore[misc]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        runner = Runner(urls, ports[0], folder, lambda text: print(text, file=sys.stderr, flush=True))
+        engines = Engines(
+            [_started_engine(folder, stack) for _ in range(_NUM_ENGINES)],
+            [_started_engine(folder, stack, "--scale-out") for _ in range(_NUM_ENGINES)],
+        )
+        runner = Runner(engines, folder, lambda text: print(text, file=sys.stderr, flush=True))
         figures = runner.run(systems, args.cases, rounds=args.rounds, seconds=args.seconds)
     verdicts = list(judge(figures))
     print_tables(console, figures, verdicts)
@@ -62,6 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         save_plot(figures, args.plot)
     wrong = any(figure.errors for figure in figures if figure.system.startswith("ours"))
     return 1 if wrong or any(name.startswith("ours") for name in runner.failed) else 0
+
+
+def _started_engine(folder: Path, stack: contextlib.ExitStack, *flags: str) -> int:
+    """The port of a stand-in engine that runs until `stack` is closed."""
+    port = free_port()
+    engine = Process(engine_command(sys.executable, port, *flags), folder / f"engine-{port}.log")
+    stack.callback(engine.stop)
+    engine.wait_until(lambda: accepts(port), 60.0, "a stand-in engine")
+    return port
 
 
 def _parser() -> argparse.ArgumentParser:

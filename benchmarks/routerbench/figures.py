@@ -9,7 +9,8 @@ from routerbench.cases import CASES, CHUNKS
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One system under one load for a few seconds. `cpu_us`: of the router's processes, for each request."""
+    """One system under one load for a few seconds. `cpu_us`: of the router's processes, for each request.
+    `engine_calls`: by path, how many a request makes (calls.py); empty where that is not counted."""
 
     case: str
     system: str
@@ -21,6 +22,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     p50_us: float
     p99_us: float
     first_token_p50_us: float
+    engine_calls: dict[str, float] = {}
 
 
 def figure_of(
@@ -33,6 +35,7 @@ def figure_of(
     errors: int,
     seconds: float,
     cpu_s: float,
+    engine_calls: dict[str, float] | None = None,
 ) -> Figure:
     ordered = sorted(latencies_s) or [0.0]
     return Figure(
@@ -46,6 +49,7 @@ def figure_of(
         p50_us=statistics.median(ordered) * 1e6,
         p99_us=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e6,
         first_token_p50_us=statistics.median(first_tokens_s or [0.0]) * 1e6,
+        engine_calls=engine_calls or {},
     )
 
 
@@ -60,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     p50_us: float
     p99_us: float
     first_token_p50_us: float
+    engine_calls: float  # a request; 0 where they are not counted
     errors: int
 
 
@@ -82,5 +87,6 @@ def _summary(case: str, system: str, group: Sequence[Figure]) -> Summary:
         p50_us=statistics.median(figure.p50_us for figure in group),
         p99_us=statistics.median(figure.p99_us for figure in group),
         first_token_p50_us=statistics.median(figure.first_token_p50_us for figure in group),
+        engine_calls=statistics.median(sum(figure.engine_calls.values()) for figure in group),
         errors=sum(figure.errors for figure in group),
     )

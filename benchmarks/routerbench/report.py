@@ -33,11 +33,13 @@ def _case_table(case: str, found: Sequence[Summary]) -> Table:
         "p50 us",
         "p99 us",
         "first token p50 us",
+        "engine calls",
         "requests/s",
     ]
-    streams = CASES[case].stream
+    streams, prompts = CASES[case].stream, CASES[case].has_prompts
+    shown = {"CPU us/chunk": streams, "first token p50 us": streams, "engine calls": prompts}
     for heading in headings:
-        if streams or heading not in ("CPU us/chunk", "first token p50 us"):
+        if shown.get(heading, True):
             table.add_column(heading, justify="right")
     floor_us = next((one.cpu_us for one in found if one.system == FLOORS[0].name), 0.0)
     for one in found:
@@ -49,6 +51,8 @@ def _case_table(case: str, found: Sequence[Summary]) -> Table:
         cells += [f"{one.p50_us:.0f}", f"{one.p99_us:.0f}"]
         if streams:
             cells.append(f"{one.first_token_p50_us:.0f}")
+        if prompts:
+            cells.append(f"{one.engine_calls:.1f}" if has_cpu else "")
         cells.append(f"{one.requests_per_s:.0f}")
         name = f"{one.system} [red]({one.errors} errors)[/]" if one.errors else one.system
         table.add_row(name, *cells, style="bold" if one.system == "ours" else None)

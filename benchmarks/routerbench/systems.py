@@ -18,6 +18,7 @@ from routerbench.cases import Case
 _READY_TIMEOUT_S = 60.0
 _FOLDER = Path(__file__).resolve().parent
 DIRECT = "direct"
+VLLM_ROUTER_BY_PREFIX = "vllm-router cache_aware scale-out"
 # Reads every prompt (as text), looks it up, predicts, and checks SLOs that nobody misses.
 _ALGORITHM1 = (
     *("--policy", "global_cache_aware", "--decode-policy", "least_tbt"),
@@ -26,19 +27,21 @@ _ALGORITHM1 = (
 
 
 class System(msgspec.Struct, frozen=True):
-    """`command`: (port, engine URLs) to its argument list; it may install the program first. `prompts`: worth
-    measuring with long ones only, since it differs in nothing else from another one here."""
+    """`command`: (port, engine URLs) to its argument list; it may install the program first. `only_prompts`:
+    worth measuring with long ones only, since it differs in nothing else from another one here. `scale_out`:
+    in front of engines that render prompts into token ids (engine_api.py)."""
 
     name: str
     about: str
     command: Callable[[int, Sequence[str]], list[str | Path]]
     separate_prefill: bool = False
     only_prompts: bool = False
+    scale_out: bool = False
 
     def takes(self, case: Case) -> bool:
         if self.separate_prefill != case.separate_prefill:
             return False
-        return case.prompt_bytes >= 1024 or not self.only_prompts
+        return case.has_prompts or not self.only_prompts
 
 
 def _ours(*flags: str) -> Callable[[int, Sequence[str]], list[str | Path]]:
@@ -107,7 +110,7 @@ _PROGRAMS = {
     "vllm-router": ("vllm-router==0.1.17", ["vllm-router"]),
     "sglang-router": ("sglang-router==0.3.2", ["sglang-router", "launch"]),
 }
-PEERS = {
+PEERS: dict[str, tuple[System, ...]] = {
     name: (
         System(f"{name} rr", f"{requirement}, round_robin", _peer(requirement, program, "round_robin")),
         System(
@@ -119,6 +122,18 @@ PEERS = {
     )
     for name, (requirement, program) in _PROGRAMS.items()
 }
+# Its tree is one of token ids, which it asks every engine for, for every request. `vllm serve` without
+# --enable-scale-out gives it none, and then it routes without looking at prompts.
+_vllm_requirement, _vllm_program = _PROGRAMS["vllm-router"]
+PEERS["vllm-router"] += (
+    System(
+        VLLM_ROUTER_BY_PREFIX,
+        f"{_vllm_requirement}, cache_aware, engines that render prompts (--enable-scale-out)",
+        _peer(_vllm_requirement, _vllm_program, "cache_aware"),
+        only_prompts=True,
+        scale_out=True,
+    ),
+)
 
 
 class Running:

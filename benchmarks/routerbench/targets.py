@@ -11,7 +11,7 @@ import msgspec
 
 from routerbench.cases import CHUNKS
 from routerbench.figures import Figure
-from routerbench.systems import DIRECT, FLOORS
+from routerbench.systems import DIRECT, FLOORS, VLLM_ROUTER_BY_PREFIX
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -56,8 +56,8 @@ def _latency_ratio(ours: Figure, other: Figure) -> float:
 
 TARGETS = (
     Target("CPU a request, as a share", "a32", "vllm-router rr", 1.0, _cpu_ratio),
-    Target("CPU a request, as a share", "c4k", "vllm-router cache_aware", 0.15, _cpu_ratio),
-    Target("CPU a request, as a share", "c32k", "vllm-router cache_aware", 0.15, _cpu_ratio),
+    Target("CPU a request, as a share", "c4k", VLLM_ROUTER_BY_PREFIX, 0.15, _cpu_ratio),
+    Target("CPU a request, as a share", "c32k", VLLM_ROUTER_BY_PREFIX, 0.15, _cpu_ratio),
     Target("CPU a chunk", "b128", DIRECT, 8.0, lambda ours, _: ours.cpu_us / CHUNKS, "us"),
     # Direct and router share a round, so equal added latency means equal latency.
     Target("p50 latency, as a share", "a1", "vllm-router rr", 1.0, _latency_ratio),

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,11 @@ class Server:
 
 def vllm_server(
     model: str,
-    transfer: dict[str, Any],
+    transfer: dict[str, Any] | None,
     log: Path,
     environment: Mapping[str, str] | None = None,
     port: int | None = None,
+    flags: Sequence[str] = (),
 ) -> Server:
     port = port or free_port()
     command = [
@@ -85,8 +86,10 @@ def vllm_server(
         *("--port", str(port), "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager"),
         *("--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)),
         *("--block-size", str(BLOCK_TOKENS), "--enable-prompt-tokens-details"),
-        *("--distributed-executor-backend", "uni", "--kv-transfer-config", json.dumps(transfer)),
+        *("--distributed-executor-backend", "uni", *flags),
     ]
+    if transfer is not None:
+        command += ["--kv-transfer-config", json.dumps(transfer)]
     return Server(command, port, log, {**OFFLINE_ENVIRONMENT, **(environment or {})})
 
 

@@ -6,7 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from routerbench.calls import engine_calls
 from routerbench.cases import CASES, CHUNKS, NUM_GROUPS, bodies
 from routerbench.figures import Figure, figure_of, summaries
 from routerbench.load import Load
@@ -62,7 +64,14 @@ def test_a_figure_of_what_was_measured() -> None:
 
 def test_summaries_are_medians_over_rounds() -> None:
     (one,) = summaries([figure("b128", "ours", n, cpu) for n, cpu in enumerate((640.0, 6400.0, 1280.0))])
-    assert (one.cpu_us, one.cpu_us_per_chunk) == (1280.0, 1280.0 / CHUNKS)
+    assert (one.cpu_us, one.cpu_us_per_chunk, one.engine_calls) == (1280.0, 1280.0 / CHUNKS, 0.0)
+
+
+def test_all_calls_to_engines_are_summed_up() -> None:
+    calls = {"/v1/chat/completions/render": 2.0, "/v1/chat/completions": 1.0}
+    (one,) = summaries([msgspec.structs.replace(figure("c4k", "peer", 0, 1.0), engine_calls=calls)])
+    assert one.engine_calls == 3.0
+    assert json.loads(msgspec.json.encode(figure("c4k", "peer", 0, 1.0)))["engine_calls"] == {}
 
 
 def test_a_verdict_compares_within_rounds() -> None:
@@ -109,6 +118,23 @@ def is_answered(case: str, port: int) -> bool:
         if load.latencies_s or load.errors:
             return not load.errors
     return False
+
+
+def test_calls_to_engines_are_those_of_whole_requests(tmp_path: Path) -> None:
+    """A relay passes on what it gets, so its engine gets one call for each request."""
+    log = tmp_path / "engine.log"
+    engine = Process([sys.executable, ENGINE], log)
+    try:
+        engine.wait_until(lambda: log.read_text().strip().isdigit(), 60.0, "engine")
+        port = int(log.read_text())
+        relay = Running(FLOORS[1], [f"http://127.0.0.1:{port}"], tmp_path / "relay.log")
+        try:
+            assert is_answered("c4k", relay.port)
+            assert engine_calls(CASES["c4k"], relay.port, [port]) == {"/v1/chat/completions": 1.0}
+        finally:
+            relay.stop()
+    finally:
+        engine.stop()
 
 
 @pytest.mark.parametrize("relay", FLOORS, ids=lambda relay: relay.name)
