@@ -67,6 +67,12 @@ def block_keys(namespace_digest: bytes, block_hashes: Iterable[bytes]) -> list[b
     return [block_key(namespace_digest, block_hash) for block_hash in block_hashes]
 
 
+def variant_namespace(namespace_digest: bytes, variant: bytes) -> bytes:
+    """The digest of blocks that the same engine computed with other weights than its checkpoint's alone.
+    `variant` says with which; b"": with those."""
+    return xxhash.xxh3_128_digest(namespace_digest + variant) if variant else namespace_digest
+
+
 def namespace_of(key: bytes) -> bytes:
     """The namespace digest of a block key, also of one that a tenant's prefix stands before."""
     return key[-BLOCK_KEY_BYTES:-BLOCK_HASH_BYTES]

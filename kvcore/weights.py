@@ -1,4 +1,4 @@
-"""Identity of a checkpoint: two engines share KV only if they run the same weights.
+"""Identity of a checkpoint or a LoRA adapter: engines share KV only if they run the same weights.
 
 Fine-tuned copies of a model have the same configuration, tensor names and sizes, so a piece of every tensor
 is part of the digest. A 7 B checkpoint takes some hundred small reads.
@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ SAMPLE_BYTES = 256
 # Written by whoever saved the checkpoint; says nothing about its weights.
 _IGNORED_CONFIG_KEYS = ("_name_or_path", "transformers_version")
 _MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+_CONFIGS = ("config.json", "adapter_config.json")
+# One of them is in every repository that an engine can load.
+_CACHED_FILES = (*_CONFIGS, "params.json")
 
 
 def weights_identity(model_path: str) -> str | None:
     """What to put into the namespace for the checkpoint at `model_path`; None when it cannot be identified.
 
     A Hugging Face cache directory (.../snapshots/<commit>) is named by its commit, so that all engines that
-    pulled one revision agree. Any other directory is digested: config.json and every .safetensors file.
+    pulled one revision agree. Any other directory is digested: its config and every .safetensors file, or, of
+    an adapter that torch has saved, its adapter_model.bin. ValueError for files that are not what they seem.
     """
     directory = Path(model_path)
     if not directory.is_dir():
@@ -30,13 +35,36 @@ def weights_identity(model_path: str) -> str | None:
     if commit:
         return f"commit:{commit[1]}"
     files = sorted(directory.glob("*.safetensors"))
-    if not files:
+    saved_by_torch = directory / "adapter_model.bin"
+    if not files and not saved_by_torch.is_file():
         return None
     digest = hashlib.sha256()
-    digest.update(_canonical_config(directory / "config.json"))
+    for name in _CONFIGS:
+        digest.update(_canonical_config(directory / name))
     for file in files:
         _digest_safetensors(digest, file)
+    if not files:
+        _digest_torch(digest, saved_by_torch)
     return f"sha256:{digest.hexdigest()[:32]}"
+
+
+def model_directory(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path | None:
+    """Where a checkpoint or an adapter lies: at `name` itself, or the snapshot of that repository in Hugging
+    Face's cache, from which an engine has just loaded it. Asks no server."""
+    if (directory := Path(name).expanduser()).is_dir():
+        return directory
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    for file in _CACHED_FILES:
+        try:
+            found = try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=revision)
+        except ValueError:  # not the name of a repository
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 def _canonical_config(file: Path) -> bytes:
@@ -62,3 +90,15 @@ def _digest_safetensors(digest: Any, file: Path) -> None:
             middle = begin + max(0, (end - begin - SAMPLE_BYTES) // 2)
             stream.seek(8 + header_bytes + middle)
             digest.update(stream.read(min(SAMPLE_BYTES, end - middle)))
+
+
+def _digest_torch(digest: Any, file: Path) -> None:
+    """Such a file is a zip archive, whose directory has a checksum of every tensor."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                # The archive's own name, which is that of the file, stands first.
+                _, _, name = member.filename.partition("/")
+                digest.update(f"{name} {member.file_size} {member.CRC:08x}\n".encode())
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{file}: not a file that torch has saved: {error}") from error

@@ -7,6 +7,7 @@ import vllm
 from vllm.platforms import current_platform
 
 from kvcore.errors import ConfigError
+from kvcore.weights import model_directory
 from mooncake_connector.config import engine_hash_seed
 from mooncake_connector.namespace import EngineFacts
 
@@ -66,7 +67,7 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, An
         architecture=",".join(
             getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type]
         ),
-        model_path=str(model.model),
+        model_path=_model_path(vllm_config),
         engine=_engine(vllm_config),
         layout=_layout(vllm_config, kv_cache_config, next(iter(kv_caches))),
         kv_dtype=_kv_dtype(vllm_config, tensor),
@@ -79,6 +80,15 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, An
         cp_size=cp_size,
         kv_replicas=_kv_replicas(vllm_config, kv_cache_config, cp_size),
     )
+
+
+def failed_loads_stay_local(vllm_config: Any) -> bool:
+    """False where others compute on top of a block before anybody can tell them that it did not come: the
+    other ranks of a step, or the next step, which asynchronous scheduling has begun by then. What they save
+    is wrong, and vLLM (0.32) takes that next step's tokens for good."""
+    parallel = vllm_config.parallel_config
+    is_alone = parallel.tensor_parallel_size == 1 and parallel.pipeline_parallel_size == 1
+    return bool(is_alone and not vllm_config.scheduler_config.async_scheduling)
 
 
 def layers_run_once(vllm_config: Any) -> bool:
@@ -124,10 +134,37 @@ def _engine(vllm_config: Any) -> str:
         "quantization": model.quantization,
         "hf_overrides": overrides or {},
     }
+    if str(getattr(getattr(vllm_config, "load_config", None), "load_format", "")) == "dummy":
+        settings["weights"] = "dummy"
+    if (long_factors := _uses_long_factors(vllm_config)) is not None:
+        settings["long_rope"] = long_factors
     if speculative is not None:
         # A draft model's layers are part of the KV cache.
         settings["speculative"] = [str(speculative.method), str(speculative.model)]
     return "vllm " + json.dumps(settings, sort_keys=True, default=str)
+
+
+def _model_path(vllm_config: Any) -> str:
+    """Only with HF_HUB_OFFLINE does vLLM itself replace a repository's name by where it lies."""
+    model, load = vllm_config.model_config, getattr(vllm_config, "load_config", None)
+    for cache_dir in (getattr(load, "download_dir", None), None):
+        if directory := model_directory(str(model.model), model.revision, cache_dir):
+            return str(directory)
+    return str(model.model)
+
+
+def _uses_long_factors(vllm_config: Any) -> bool | None:
+    """Whether a LongRoPE model (Phi-3 and its like) runs with the factors for long contexts, which
+    max_model_len decides (Phi3LongRoPEScaledRotaryEmbedding, 0.28 - 0.32); None for other models."""
+    model = vllm_config.model_config
+    text = getattr(model, "hf_text_config", model.hf_config)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    # One set of parameters, or one for each type of layer.
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and each.get("rope_type", each.get("type")) in ("longrope", "su"):
+            name = "original_max_position_embeddings"
+            return bool(model.max_model_len > (each.get(name) or getattr(text, name, 0)))
+    return None
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any, layer_name: str) -> str:

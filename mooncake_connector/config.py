@@ -19,7 +19,10 @@ class ConnectorConfig(StoreSettings, frozen=True, kw_only=True, forbid_unknown_f
 
     load_mode: Annotated[
         Literal["async", "sync"],
-        Meta(description="async loads between steps while other requests run; sync loads layers as they run"),
+        Meta(
+            description="async loads between steps while other requests run; sync loads layers as they run "
+            "(one rank, no asynchronous scheduling; else async)"
+        ),
     ] = "async"
     load_threads: Annotated[int, Meta(ge=1, description="requests that may load at the same time")] = 32
     load_batch_blocks: Annotated[int, Meta(ge=1, description="blocks asked of the store in one message")] = 32

@@ -68,7 +68,12 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
                     'kv_load_failure_policy is not "recompute": requests whose KV the store has lost '
                     "meanwhile will end with an error instead of being computed here"
                 )
-            sync = self._config.load_mode == "sync" and layer_hooks
+            wants_sync = self._config.load_mode == "sync" and layer_hooks
+            sync = wants_sync and compat.failed_loads_stay_local(vllm_config)
+            if wants_sync and not sync:
+                logger.warning(
+                    "load_mode sync needs one rank and no asynchronous scheduling: loads are asynchronous"
+                )
             self._scheduler = SchedulerSide(
                 self._config,
                 lambda: _make_store(self._config, f"{transfer.engine_id}/scheduler", moves_blocks=False),
@@ -210,8 +215,9 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         return SuiteConnectorStats(data=counted) if counted else None
 
     def reset_cache(self) -> bool:
-        """Nothing of ours outlives a request in this process; what is in the store belongs to all engines."""
-        return True
+        """What is in the store belongs to all engines and stays; this one does not look at it any more."""
+        scheduler = self._scheduler_side()
+        return scheduler.guard.call(False, scheduler.reset)
 
     def shutdown(self) -> None:
         for side in (self._worker, self._scheduler):

@@ -31,6 +31,7 @@ class _Load:
         self.spec = spec
         self.context = context
         self.layers_done = 0
+        self.is_distrusted = False
         self.lost_blocks: set[int] = set()
         self.layer_in: list[Done] = []  # reached when layer l is in the engine's tensors; may end early
 
@@ -40,7 +41,7 @@ class Loader:
         self,
         store: LayerwiseStore,
         memory: KVMemory,
-        keys_of: Callable[[Sequence[bytes]], list[bytes]],
+        keys_of: Callable[[Sequence[bytes], bytes], list[bytes]],
         counters: Counters,
         trace: LayerTrace,
         guard: Guard,
@@ -126,6 +127,12 @@ class Loader:
                 if (load := self._running.get(request_id)) is not None:
                     load.context.cancelled = True
 
+    def distrust(self) -> None:
+        """Of the loads that have not ended, nothing that they brought counts."""
+        with self._changed:
+            for load in self._running.values():
+                load.is_distrusted = load.context.cancelled = True
+
     def wait_any(self, timeout_ms: float) -> None:
         """Sleeps until some load ends: for steps in which the engine has nothing else to do."""
         with self._changed:
@@ -142,7 +149,7 @@ class Loader:
     # ---- load threads
 
     def _context(self, spec: LoadSpec) -> LoadContext:
-        keys = self._keys_of(spec.block_hashes)
+        keys = self._keys_of(spec.block_hashes, spec.variant)
 
         def on_layers(layers: range, first: int) -> None:
             self._trace.record("load_layer_done", spec.request_id, layers, keys[first])
@@ -158,7 +165,8 @@ class Loader:
         try:
             loaded = self._load(load)
             self._memory.delivered().wait()
-            complete = loaded
+            with self._changed:
+                complete = 0 if load.is_distrusted else loaded
         except Exception as error:
             self._guard.report("load", error)
         finally:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from kvcore import metrics
 from kvcore.client.base import LayerwiseStore
-from kvcore.keys import block_keys
+from kvcore.keys import block_keys, variant_namespace
 from mooncake_connector.counters import Counters
 
 # An answer older than this is asked for again: blocks come and go while a request queues.
@@ -23,6 +23,7 @@ class _Question:
         self.future = future
         self.first_block = first_block
         self.asked = asked
+        self.is_awaited = False  # the scheduler has been told to come again for this answer
 
 
 class PrefixLookup:
@@ -54,27 +55,33 @@ class PrefixLookup:
     def new_step(self) -> None:
         self._budget_ms = self._step_wait_ms
 
-    def ask(self, request_id: str, block_hashes: Sequence[bytes], first_block: int = 0) -> None:
+    def ask(
+        self, request_id: str, variant: bytes, block_hashes: Sequence[bytes], first_block: int = 0
+    ) -> None:
         """Starts looking for block_hashes[first_block:]; replaces an earlier question of this request."""
         hashes = list(block_hashes[first_block:])
-        future = self._thread.submit(self._leading_hits, hashes)
+        future = self._thread.submit(self._leading_hits, variant, hashes)
         self._questions[request_id] = _Question(future, first_block, self._clock())
 
-    def answer(self, request_id: str, block_hashes: Sequence[bytes], first_block: int = 0) -> int | None:
+    def answer(
+        self, request_id: str, variant: bytes, block_hashes: Sequence[bytes], first_block: int = 0
+    ) -> int | None:
         """How many blocks from `first_block` on are in the store without a gap; None: ask again.
 
         A store that does not answer within the time-out holds nothing (0).
         """
         question = self._questions.get(request_id)
         if question is None or question.first_block != first_block or self._is_stale(question):
-            self.ask(request_id, block_hashes, first_block)
+            self.ask(request_id, variant, block_hashes, first_block)
             question = self._questions[request_id]
         if not question.future.done() and self._budget_ms > 0:
             started = self._clock()
             wait([question.future], self._budget_ms / 1e3)
             self._budget_ms -= (self._clock() - started) * 1e3
         if question.future.done():
+            question.is_awaited = False
             return question.future.result()
+        question.is_awaited = True
         if (self._clock() - question.asked) * 1e3 < self._timeout_ms:
             return None
         self._counters.add(metrics.LOOKUP_TIMEOUTS_TOTAL)
@@ -85,23 +92,27 @@ class PrefixLookup:
         if question is not None:
             question.future.cancel()
 
-    def abandon(self, block_hashes: Sequence[bytes]) -> None:
+    def abandon(self, variant: bytes, block_hashes: Sequence[bytes]) -> None:
         """Tells whoever follows these blocks that they will not come; does not wait."""
         for namespace in self._namespaces:
-            self._thread.submit(self._store.abort, block_keys(namespace, block_hashes))
+            keys = block_keys(variant_namespace(namespace, variant), block_hashes)
+            self._thread.submit(self._store.abort, keys)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _is_stale(self, question: _Question) -> bool:
-        return question.future.done() and self._clock() - question.asked > ANSWER_LIFETIME_SECONDS
+        # Not one that came too late for the last step: where steps take longer than an answer lives, a
+        # request whose answers never come within a step would be asked about for ever.
+        is_old = self._clock() - question.asked > ANSWER_LIFETIME_SECONDS
+        return question.future.done() and is_old and not question.is_awaited
 
-    def _leading_hits(self, block_hashes: list[bytes]) -> int:
+    def _leading_hits(self, variant: bytes, block_hashes: list[bytes]) -> int:
         hits = len(block_hashes)
         for namespace in self._namespaces:
             if hits == 0:
                 break
-            keys = block_keys(namespace, block_hashes[:hits])
+            keys = block_keys(variant_namespace(namespace, variant), block_hashes[:hits])
             hits = self._store.lookup(keys, timeout_ms=self._timeout_ms).num_hits
         self._counters.add(metrics.LOOKUPS_TOTAL)
         return hits

@@ -15,13 +15,15 @@ class LoadMode(enum.IntEnum):
 
 
 class LoadSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Load block_hashes[i] into vLLM block block_ids[i]. `timeout_ms` bounds the whole load."""
+    """Load block_hashes[i] into vLLM block block_ids[i]. `timeout_ms` bounds the whole load; `variant`: see
+    variants.py."""
 
     request_id: str
     block_hashes: list[bytes]
     block_ids: list[int]
     mode: LoadMode
     timeout_ms: float
+    variant: bytes = b""
 
 
 class SaveSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -36,16 +38,19 @@ class SaveSpec(msgspec.Struct, frozen=True, array_like=True):
     block_ids: list[int]
     followed: bool = False
     parent_hash: bytes = b""
+    variant: bytes = b""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One engine step. `runs_model` is False for steps that only move the connector along; `asks_ranks`: the
-    scheduler side has not heard yet what the ranks call their blocks."""
+    scheduler side has not heard yet what the ranks call their blocks; `distrusts_loads`: what loads that have
+    not ended bring is of no use any more."""
 
     loads: list[LoadSpec] = []
     saves: list[SaveSpec] = []
     runs_model: bool = True
     asks_ranks: bool = False
+    distrusts_loads: bool = False
 
 
 class RankAnswer(msgspec.Struct, frozen=True, array_like=True):

@@ -13,9 +13,10 @@ class RequestState:
     save any more, because they are in the store or were given to the worker to save.
     """
 
-    def __init__(self, request: Any, pd: PDParams | None) -> None:
+    def __init__(self, request: Any, pd: PDParams | None, variant: bytes | None) -> None:
         self.request = request
         self.pd = pd
+        self.variant = variant  # None: its blocks are not shared
         self.block_ids: list[int] = []
         self.num_handled_blocks = 0
         self.num_local_blocks = 0  # found in this engine's own prefix cache at the last match

@@ -32,7 +32,7 @@ class Saver:
         store: LayerwiseStore,
         memory: KVMemory,
         staging: Staging,
-        keys_of: Callable[[Sequence[bytes]], list[bytes]],
+        keys_of: Callable[[Sequence[bytes], bytes], list[bytes]],
         counters: Counters,
         trace: LayerTrace,
         guard: Guard,
@@ -59,8 +59,10 @@ class Saver:
         self._step = None
         if not specs:
             return
-        keys = [self._keys_of(spec.block_hashes) for spec in specs]
-        parents = [self._keys_of([spec.parent_hash])[0] if spec.parent_hash else b"" for spec in specs]
+        keys = [self._keys_of(spec.block_hashes, spec.variant) for spec in specs]
+        parents = [
+            self._keys_of([spec.parent_hash], spec.variant)[0] if spec.parent_hash else b"" for spec in specs
+        ]
         step = StepSave(specs, keys, parents)
         if self._open >= MAX_STEPS_QUEUED:
             self._counters.add(metrics.SAVE_SKIPPED_STAGING_TOTAL, len(step.keys))

@@ -19,6 +19,7 @@ from mooncake_connector.lookup import PrefixLookup
 from mooncake_connector.metadata import LoadMode, LoadSpec, RankAnswer, SaveSpec, StepPlan
 from mooncake_connector.pd import PARAMS_KEY, parse_pd_params
 from mooncake_connector.request_state import RequestState
+from mooncake_connector.variants import Variants
 
 logger = get_logger(__name__)
 
@@ -52,6 +53,8 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._pending_loads: list[LoadSpec] = []
         self._trust = FollowTrust(clock)
+        self._variants = Variants()
+        self._distrusts_loads = False
 
     def connect(self, answers: Iterable[RankAnswer]) -> None:
         """What all ranks said about their KV caches; one that cannot take part disables the connector."""
@@ -85,10 +88,9 @@ class SchedulerSide:
         if self._lookup is None:
             return
         state = self._state(request)
-        if self._loads and not self._may_follow(state):
-            self._lookup.ask(
-                request.request_id, state.hashes(0, state.loadable_blocks(self._block_size_tokens))
-            )
+        if self._loads and state.variant is not None and not self._may_follow(state):
+            hashes = state.hashes(0, state.loadable_blocks(self._block_size_tokens))
+            self._lookup.ask(request.request_id, state.variant, hashes)
 
     def match(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """(tokens to load beyond `num_computed_tokens`, loaded asynchronously?); (None, False): ask again.
@@ -102,7 +104,9 @@ class SchedulerSide:
         limit = state.loadable_blocks(self._block_size_tokens)
         state.num_local_blocks = local
         state.follows = False
-        if state.load_failed:
+        # A request that begins anew after a reset is computed with the weights of now.
+        state.variant = self._variants.of(request.lora_request)
+        if state.load_failed or state.variant is None:
             # vLLM asks again after a failed load. What is missing is computed here, for sure.
             return 0, False
         if self._may_follow(state):
@@ -112,19 +116,20 @@ class SchedulerSide:
         if not (self._loads or state.is_decode_leg):
             state.num_handled_blocks = 0
             return 0, False
-        return self._match_store(state, local, limit)
+        return self._match_store(self._lookup, state, state.variant, local, limit)
 
-    def _match_store(self, state: RequestState, local: int, limit: int) -> tuple[int | None, bool]:
-        assert self._lookup is not None
+    def _match_store(
+        self, lookup: PrefixLookup, state: RequestState, variant: bytes, local: int, limit: int
+    ) -> tuple[int | None, bool]:
         request_id, hashes = state.request.request_id, state.hashes(0, limit)
-        leading = self._lookup.answer(request_id, hashes)
+        leading = lookup.answer(request_id, variant, hashes)
         if leading is None:
             return None, False
         state.num_handled_blocks = leading
         num_blocks = leading - local
         if leading < local < limit:
             # The store lacks blocks that we have ourselves, and may still hold those behind them.
-            behind = self._lookup.answer(f"{request_id}+", hashes, local)
+            behind = lookup.answer(f"{request_id}+", variant, hashes, local)
             if behind is None:
                 return None, False
             num_blocks = behind
@@ -138,7 +143,7 @@ class SchedulerSide:
         state = self._state(request)
         state.block_ids = list(block_ids)
         self._forget_answers(request.request_id)
-        if num_external_tokens <= 0:
+        if num_external_tokens <= 0 or state.variant is None:
             return
         begin = state.num_local_blocks
         end = begin + num_external_tokens // self._block_size_tokens
@@ -149,7 +154,12 @@ class SchedulerSide:
             mode, timeout_ms = LoadMode.FOLLOW, min(state.pd.wait_ms or limit_ms, limit_ms)
         self._pending_loads.append(
             LoadSpec(
-                request.request_id, state.hashes(begin, end), state.block_ids[begin:end], mode, timeout_ms
+                request.request_id,
+                state.hashes(begin, end),
+                state.block_ids[begin:end],
+                mode,
+                timeout_ms,
+                state.variant,
             )
         )
         state.first_loaded_block, state.num_loaded_blocks = begin, end - begin
@@ -160,6 +170,7 @@ class SchedulerSide:
 
     def build_plan(self, scheduler_output: Any) -> StepPlan:
         loads, self._pending_loads = self._pending_loads, []
+        distrusts_loads, self._distrusts_loads = self._distrusts_loads, False
         saves: list[SaveSpec] = []
         if self._lookup is not None:
             self._lookup.new_step()
@@ -170,13 +181,14 @@ class SchedulerSide:
             saves,
             runs_model=scheduler_output.total_num_scheduled_tokens > 0,
             asks_ranks=self._lookup is None and not self.disabled_reason,
+            distrusts_loads=distrusts_loads,
         )
 
     def _plan_saves(self, scheduler_output: Any) -> list[SaveSpec]:
         saves: list[SaveSpec] = []
         for request_id, num_computed_tokens in self._update_block_tables(scheduler_output):
             state = self._states[request_id]
-            if not (self._saves or state.is_prefill_leg):
+            if state.variant is None or not (self._saves or state.is_prefill_leg):
                 continue
             # Draft tokens may yet be rejected; a block is full when its last confirmed token is computed.
             drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request_id, ()))
@@ -195,6 +207,7 @@ class SchedulerSide:
                         state.block_ids[begin:end],
                         state.is_prefill_leg,
                         state.hashes(begin - 1, begin)[0] if begin else b"",
+                        state.variant,
                     )
                 )
                 state.num_handled_blocks = end
@@ -246,14 +259,14 @@ class SchedulerSide:
             return None
         if state.follows and not state.load_failed:
             self._trust.restore()
-        if state.is_prefill_leg and self._lookup is not None:
+        if state.is_prefill_leg and self._lookup is not None and state.variant is not None:
             prompt_blocks = min(
                 request.num_prompt_tokens // self._block_size_tokens, len(request.block_hashes)
             )
             unsaved = state.hashes(state.num_handled_blocks, prompt_blocks)
             if unsaved:
                 # Aborted or refused before its prompt was done: a decode engine may be waiting.
-                self._lookup.abandon(unsaved)
+                self._lookup.abandon(state.variant, unsaved)
         return {
             PARAMS_KEY: {
                 "role": state.pd.role,
@@ -262,6 +275,21 @@ class SchedulerSide:
                 "loaded_blocks": 0 if state.load_failed else state.num_loaded_blocks,
             }
         }
+
+    def reset(self) -> bool:
+        """The engine's KV is to be forgotten: its weights may be others from now on (reset_prefix_cache with
+        reset_connector, sleep, a pause that clears caches). Blocks of before are neither found nor saved any
+        more, by requests that go on neither; and nobody else is given what is computed from now on."""
+        if self._lookup is not None and not self._variants.is_private:
+            logger.warning(
+                "the KV cache was reset: this engine shares KV with itself alone until it is started again"
+            )
+        self._variants.make_private()
+        self._distrusts_loads = True
+        for request_id, state in self._states.items():
+            state.variant = None
+            self._forget_answers(request_id)
+        return True
 
     def shutdown(self) -> None:
         """May be called more than once."""
@@ -272,7 +300,7 @@ class SchedulerSide:
         self._lookup = self._store = None
 
     def _may_follow(self, state: RequestState) -> bool:
-        return state.may_follow and self._trust.given
+        return state.may_follow and self._trust.given and not self._variants.is_private
 
     def _forget_answers(self, request_id: str) -> None:
         if self._lookup is not None:
@@ -286,5 +314,6 @@ class SchedulerSide:
             pd, problem = parse_pd_params(params)
             if problem:
                 logger.warning("request %s is served without P/D: %s", request.request_id, problem)
-            state = self._states[request.request_id] = RequestState(request, pd)
+            variant = self._variants.of(request.lora_request)
+            state = self._states[request.request_id] = RequestState(request, pd, variant)
         return state

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvcore.client.base import LayerwiseStore
 from kvcore.errors import KVError
 from kvcore.guard import Guard
-from kvcore.keys import block_keys
+from kvcore.keys import block_keys, variant_namespace
 from mooncake_connector.config import ConnectorConfig
 from mooncake_connector.counters import Counters
 from mooncake_connector.kv_memory import KVMemory
@@ -73,8 +73,8 @@ class WorkerSide:
         staging = Staging(layout.layer_size_bytes, self.config.staging_size_bytes, memory.make_rows)
         store = self._make_store()
 
-        def keys_of(block_hashes: Sequence[bytes]) -> list[bytes]:
-            return block_keys(digest, block_hashes)
+        def keys_of(block_hashes: Sequence[bytes], variant: bytes) -> list[bytes]:
+            return block_keys(variant_namespace(digest, variant), block_hashes)
 
         self._store, self._memory = store, memory
         for buffer in memory.arrivals():
@@ -110,6 +110,8 @@ class WorkerSide:
 
     def begin_step(self, plan: StepPlan) -> None:
         self._plan = plan
+        if plan.distrusts_loads and self._loader is not None:
+            self._loader.distrust()
         if self._saver is not None:
             self._saver.begin_step(plan.saves)
 

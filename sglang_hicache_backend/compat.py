@@ -10,7 +10,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from kvcore.errors import ConfigError
-from kvcore.weights import weights_identity
+from kvcore.weights import model_directory, weights_identity
 from sglang_hicache_backend.config import BackendConfig
 from sglang_hicache_backend.keys import EngineFacts, RankFacts
 from sglang_hicache_backend.stats import Transfers
@@ -45,6 +45,8 @@ def engine_facts(args: Any, config: BackendConfig) -> EngineFacts:
     settings = {name: getattr(args, name, None) for name in _SETTINGS}
     if getattr(args, "load_format", "auto") == "dummy":
         settings["weights"] = "dummy"
+    if adapters := _adapters(args, config):
+        settings["adapters"] = adapters
     if config.extra_backend_tag:
         settings["tag"] = config.extra_backend_tag
     return EngineFacts(
@@ -55,18 +57,21 @@ def engine_facts(args: Any, config: BackendConfig) -> EngineFacts:
     )
 
 
-def model_directory(model_path: str, revision: str | None) -> Path | None:
-    """Where the checkpoint lies: `model_path` itself, or the snapshot of it in Hugging Face's cache, from
-    which SGLang has just loaded it. Asks no server."""
-    if Path(model_path).is_dir():
-        return Path(model_path)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model_path, "config.json", revision=revision)
-    except (ImportError, ValueError):  # not installed; not the name of a repository
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+def _adapters(args: Any, config: BackendConfig) -> dict[str, str]:
+    """Identities of the adapters of --lora-paths: SGLang's page hashes know these by name and path, so that
+    other weights in the same place would be taken for them. Adapters that are loaded later have random ids.
+    Whoever sets weights_id answers for them, too. Raises ConfigError for one that cannot be identified."""
+    found: dict[str, str] = {}
+    for adapter in getattr(args, "lora_paths", None) or []:
+        directory = model_directory(str(adapter.lora_path))
+        identity = weights_identity(str(directory)) if directory else None
+        if not identity and not config.weights_id:
+            raise ConfigError(
+                f"the weights of adapter {adapter.lora_path!r} cannot be identified: set weights_id in the "
+                "extra config to a name that changes whenever those of the model or an adapter do"
+            )
+        found[str(adapter.lora_id)] = identity or ""
+    return found
 
 
 def rank_facts(storage_config: HiCacheStorageConfig) -> RankFacts:

@@ -1,6 +1,7 @@
 """Edges between vLLM's objects and ours: what is refused, counters on vLLM's own roads, the entry point."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,62 @@ def test_caches_whose_blocks_keep_their_tokens_are_taken() -> None:
         )
         == 32
     )
+
+
+@imports_vllm
+def test_the_name_of_a_repository_is_where_it_lies_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mooncake_connector import compat
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    downloads, folder = tmp_path / "downloads", "models--some--model"
+    for cache in (tmp_path / "hub", downloads):
+        (cache / folder / "snapshots" / commit).mkdir(parents=True)
+        (cache / folder / "snapshots" / commit / "config.json").write_text("{}")
+        (cache / folder / "refs").mkdir()
+        (cache / folder / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = SimpleNamespace(model="some/model", revision=None)
+    for download_dir, cache in ((None, tmp_path / "hub"), (str(downloads), downloads)):
+        load = SimpleNamespace(download_dir=download_dir)
+        config = SimpleNamespace(model_config=model, load_config=load)
+        assert compat._model_path(config) == str(cache / folder / "snapshots" / commit)
+    model.model = "some/other"
+    assert compat._model_path(config) == "some/other"
+
+
+@imports_vllm
+@pytest.mark.parametrize("nested", [False, True])
+def test_long_rope_is_part_of_what_an_engine_is(nested: bool) -> None:
+    from mooncake_connector import compat
+
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+
+    def uses(rope: dict[str, Any], max_model_len: int) -> bool | None:
+        text = SimpleNamespace(rope_parameters={"full_attention": rope} if nested else rope)
+        model = SimpleNamespace(hf_config=text, hf_text_config=text, max_model_len=max_model_len)
+        return compat._uses_long_factors(SimpleNamespace(model_config=model))
+
+    assert (uses(long, 4096), uses(long, 4097)) == (False, True)
+    assert uses({"rope_type": "yarn", "factor": 2.0}, 8192) is None
+
+
+@imports_vllm
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "pipeline_parallel_size", "async_scheduling", "stays_local"),
+    [(1, 1, False, True), (2, 1, False, False), (1, 2, False, False), (1, 1, True, False)],
+)
+def test_loads_within_a_step_are_for_those_who_hear_of_a_failure_in_time(
+    tensor_parallel_size: int, pipeline_parallel_size: int, async_scheduling: bool, stays_local: bool
+) -> None:
+    from mooncake_connector import compat
+
+    config = vllm_config(
+        tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size
+    )
+    config.scheduler_config = SimpleNamespace(async_scheduling=async_scheduling)
+    assert compat.failed_loads_stay_local(config) is stays_local
 
 
 @imports_vllm
@@ -170,13 +227,23 @@ def test_a_setting_that_does_not_exist_stops_the_engine_with_its_name(
     wrong.close()
 
 
-def test_resetting_the_connectors_cache_works(
-    host: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
+def test_a_reset_of_the_connectors_cache_hides_what_the_store_has_from_this_engine_alone(
+    host: EngineHost, peer: EngineHost, store: StoreProcess, engine_kwargs: dict[str, Any]
 ) -> None:
+    prompt, blocks = DOCUMENT[:100], 96 // BLOCK_TOKENS * BLOCK_TOKENS
     host.call("start", engine=engine_kwargs, transfer=transfer_config(store))
-    host.call("generate", requests=[request(DOCUMENT[:100])])
+    expected = tokens_of(host.call("generate", requests=[request(prompt)]))
     host.call("settle")
     assert host.call("reset", connector=True)["ok"]
+    # The weights might be others now: what was stored before is of no use to it, until it has stored its own.
+    for cached in (0, blocks):
+        answer = host.call("generate", requests=[request(prompt)])
+        assert (cached_of(answer), tokens_of(answer)) == ([cached], expected)
+        host.call("settle")
+        assert host.call("reset")["ok"]
+    peer.call("start", engine=engine_kwargs, transfer=transfer_config(store))
+    answer = peer.call("generate", requests=[request(prompt)])
+    assert (cached_of(answer), tokens_of(answer)) == ([blocks], expected)
 
 
 def test_inside_a_multi_connector_behind_one_that_shakes_hands_itself(

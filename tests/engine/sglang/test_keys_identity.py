@@ -63,6 +63,24 @@ def test_weights_that_cannot_be_told_from_others_are_refused(cached_model: str, 
     assert named.weights_id == "mine"
 
 
+def test_adapters_given_at_start_are_part_of_what_an_engine_is(
+    cached_model: str, make_model: Callable[..., str]
+) -> None:
+    plain = compat.engine_facts(arguments(cached_model), BackendConfig())
+
+    def with_adapter(path: str, config: BackendConfig) -> Any:
+        adapter = SimpleNamespace(lora_id="stable", lora_name="sql", lora_path=path)
+        return compat.engine_facts(arguments(cached_model, lora_paths=[adapter]), config)
+
+    known = with_adapter(make_model(), BackendConfig())
+    assert "sha256:" in known.engine
+    assert known.engine != plain.engine
+    with pytest.raises(ConfigError, match="adapter '/nowhere'"):
+        with_adapter("/nowhere", BackendConfig())
+    assert with_adapter("/nowhere", BackendConfig(weights_id="mine")).weights_id == "mine"
+    assert "lora_paths" in ServerArgs.__struct_fields__
+
+
 @pytest.mark.parametrize(
     "change",
     [

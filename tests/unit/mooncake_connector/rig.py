@@ -206,6 +206,7 @@ class Request:
         self.num_prompt_tokens = len(self.tokens)
         self.num_preemptions = 0
         self.kv_transfer_params = params
+        self.lora_request: Any = None
 
     @property
     def num_tokens(self) -> int:
