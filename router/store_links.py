@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from kvcore.client.async_client import AsyncStoreClient
@@ -21,12 +22,13 @@ class StoreLinks:
         self._namespaces = namespaces
         self._token = token
         self._clients: dict[str, AsyncStoreClient] = {}
-        self._opening = asyncio.Lock()
+        # One for each store: who waits for one that hangs keeps nobody from another.
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._complained: set[tuple[str, str]] = set()
 
     async def client(self, store: str) -> AsyncStoreClient:
         """RequestRefused when that store does not want us, ConfigError for an address that is none."""
-        async with self._opening:
+        async with self._opening[store]:
             if store not in self._clients:
                 self._clients[store] = await AsyncStoreClient.connect(
                     self.addresses[store], token=self._token, client_name="mooncake-router"
