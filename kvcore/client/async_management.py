@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from kvcore.client.link import DEFAULT_TIMEOUT_MS
-from kvcore.client.names import key_runs, named_all
+from kvcore.client.names import key_runs, key_runs_with_parents, named_all
 from kvcore.client.replicas import after_dropping, with_status_ok
 from kvcore.transport.channel import Outcome
 from kvcore.transport.parts import statuses_of
@@ -80,8 +80,8 @@ class AsyncManagement(ABC):
         """As that of the blocking client."""
         statuses: list[Status] = []
         timeout_ms = wait_ms + DEFAULT_TIMEOUT_MS
-        for run in key_runs(named_all(keys), self._max_keys or len(keys) or 1):
-            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+        max_keys = self._max_keys or len(keys) or 1
+        for run, run_parents in key_runs_with_parents(named_all(keys), parents, max_keys):
             outcome, _ = await self._ask(m.CopyFrom, (run, source, run_parents, wait_ms), timeout_ms)
             statuses += statuses_of(outcome, len(run))
         return statuses

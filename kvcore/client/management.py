@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvcore.client.counters import TIMEOUTS_TOTAL, UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import LinkKeeper
-from kvcore.client.names import key_runs, named_all
+from kvcore.client.names import key_runs, key_runs_with_parents, named_all
 from kvcore.client.replicas import after_dropping, with_status_ok
 from kvcore.transport.base import Transfer
 from kvcore.transport.channel import Outcome
@@ -142,8 +142,7 @@ class Management:
         link = self._keeper.current()
         max_keys = link.connection.max_keys if link else len(keys) or 1
         statuses: list[Status] = []
-        for run in key_runs(named_all(keys), max_keys):
-            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+        for run, run_parents in key_runs_with_parents(named_all(keys), parents, max_keys):
             deadline = self._deadline(self._timeout_s * 1e3 + wait_ms)
             outcome = self._ask(m.CopyFrom, run, source, run_parents, wait_ms, deadline=deadline)
             statuses += statuses_of(outcome, len(run))

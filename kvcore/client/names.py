@@ -24,3 +24,11 @@ def key_runs(keys: list[bytes], max_keys: int) -> Iterator[list[bytes]]:
     if len(keys) <= max_keys:
         return iter([keys] if keys else [])
     return (keys[first : first + max_keys] for first in range(0, len(keys), max_keys))
+
+
+def key_runs_with_parents(
+    keys: list[bytes], parents: Sequence[bytes], max_keys: int
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """`key_runs`, each with the parents of its keys; without any where none are given."""
+    for run, first in zip(key_runs(keys, max_keys), range(0, len(keys), max_keys), strict=True):
+        yield run, list(parents[first : first + len(run)])

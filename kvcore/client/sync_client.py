@@ -11,7 +11,7 @@ from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
 from kvcore.client.counters import UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
 from kvcore.client.management import Management
-from kvcore.client.names import key_runs, named, named_all
+from kvcore.client.names import key_runs, key_runs_with_parents, named, named_all
 from kvcore.client.tls import client_context
 from kvcore.errors import RequestRefused
 from kvcore.layout import as_views, split_views, total_bytes
@@ -178,8 +178,7 @@ class StoreClient(Management):
             return [Status.UNAVAILABLE] * len(keys)
         deadline = self._deadline(timeout_ms)
         statuses: list[Status] = []
-        for run in key_runs(list(keys), link.connection.max_keys):
-            run_parents = list(parents[len(statuses) : len(statuses) + len(run)])
+        for run, run_parents in key_runs_with_parents(list(keys), parents, link.connection.max_keys):
             outcome = link.connection.ask(m.Reserve, (run, [size_bytes], num_layers, run_parents), deadline)
             if not isinstance(outcome, m.ReserveReply) or len(outcome.grants) != len(run):
                 self._count_failure(outcome)
