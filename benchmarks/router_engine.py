@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument(
         "--scale-out",
         action="store_true",
-        help="answer .../render, as vLLM does with --enable-scale-out (and did by default up to 0.29)",
+        help="answer .../render, as vLLM does with --enable-scale-out (0.28 without)",
     )
     args = parser.parse_args()
     uvloop.run(serve(args.port, args.step_ms / 1e3, Engine(at_once=args.at_once, scale_out=args.scale_out)))
