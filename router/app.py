@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from kvcore.errors import ConfigError
 from router.bootstrap import BootstrapDirectory
@@ -119,7 +120,10 @@ class Router:
         if self.events is not None:
             self.events.start()
         self._server = await loop.create_server(
-            lambda: ClientConnection(self), self.config.host, self.config.port, backlog=2048
+            lambda: cast(asyncio.Protocol, ClientConnection(self)),
+            self.config.host,
+            self.config.port,
+            backlog=2048,
         )
         discovered = asyncio.Event()
         self._tasks = [loop.create_task(self._discover(discovered)), loop.create_task(self._sweep_forever())]

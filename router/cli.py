@@ -26,7 +26,7 @@ from router.core.policies import POLICIES
 from router.core.recording import Write
 from router.discovery import make_discovery
 from router.family_flags import add_family_flags, family_overrides
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 from router.protocols import PD_PROTOCOLS
 from router.recorder import Recorder
 

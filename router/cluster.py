@@ -8,7 +8,8 @@ from router.breaker import Breaker, BreakerConfig
 from router.core.cluster_book import ClusterBook
 from router.core.view import ClusterView, Role
 from router.http.upstream import UpstreamPool
-from router.instance import Health, Instance, InstanceSpec, parse_instance_url
+from router.instance import Instance
+from router.instance_spec import Health, InstanceSpec, parse_instance_url
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from router.core.view import Role
 from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
 from router.http.limits import HttpLimits
-from router.instance import InstanceSpec, instance_url
+from router.instance_spec import InstanceSpec, instance_url
 from router.kv_events.source import EventSource, parse_engine_source, parse_store_source
 from router.load import LoadConfig
-from router.prompts.reader import PromptsConfig
+from router.prompts.config import PromptsConfig
 
 Milliseconds = Annotated[float, Meta(gt=0)]
 

@@ -15,11 +15,12 @@ from router.dashboard import pages
 from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
-from router.instance import RANK_HEADER, Health
+from router.instance_spec import RANK_HEADER, Health
 from router.kv_events.metrics import feed_families, index_families
 from router.metrics import exposition
 from router.protocols.base import Exchange
-from router.request_view import GENERATES, NO_BODY, BadInput, read_body, read_request_view
+from router.request_body import NO_BODY
+from router.request_view import GENERATES, BadInput, read_body, read_request_view
 
 if TYPE_CHECKING:
     from router.app import Router

@@ -6,7 +6,8 @@ import logging
 from router.cluster import Cluster
 from router.config import HealthConfig
 from router.http.fetch import Fetched, Probe, fetch
-from router.instance import Health, Instance
+from router.instance import Instance
+from router.instance_spec import Health
 from router.instance_tasks import InstanceTasks
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from router.cluster import Cluster
-from router.core.instance_book import LoadReport
+from router.core.load_report import LoadReport
 from router.http.fetch import Probe, fetch
 from router.instance import Instance
 from router.instance_tasks import InstanceTasks

@@ -14,7 +14,8 @@ from prometheus_client.metrics_core import Metric
 from kvcore import metrics as names
 from router.cluster import Cluster
 from router.core.view import InstanceState
-from router.instance import Health, Instance
+from router.instance import Instance
+from router.instance_spec import Health
 
 _KNOWN_PATHS = frozenset(
     {b"/v1/completions", b"/v1/chat/completions", b"/v1/embeddings", b"/v1/models", b"/v1/responses"}

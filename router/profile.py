@@ -18,7 +18,7 @@ import msgspec
 from kvcore.errors import ConfigError
 from router.core.estimator import DecodeModel, PrefillModel
 from router.core.fitting import DecodeSample, PrefillSample, fit_decode, fit_prefill, relative_errors
-from router.instance import parse_instance_url
+from router.instance_spec import parse_instance_url
 
 _PREFIX_SHARES = (0.0, 0.5, 0.9)
 _TIMEOUT_S = 600.0

@@ -24,7 +24,7 @@ from router.core.view import Role
 from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
 from router.discovery.registration import Registration, encode
-from router.instance import instance_url
+from router.instance_spec import instance_url
 
 logger = logging.getLogger(__name__)
 

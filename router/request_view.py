@@ -10,6 +10,7 @@ import msgspec
 
 from router.core.view import RequestView
 from router.http.request import Request
+from router.request_body import NO_BODY, Body
 
 GENERATES = frozenset({b"/v1/completions", b"/v1/chat/completions"})
 
@@ -18,26 +19,7 @@ class BadInput(Exception):
     """The client's mistake; the message tells it which."""
 
 
-_NO_RAW = msgspec.Raw(b"")
-
-
-class Body(msgspec.Struct, frozen=True, gc=False):
-    """All that the router reads of a completion request, in one pass over its bytes. Their types are the
-    engine's to check: Any. `prompt`, `messages` and `tools` are their JSON, empty where there is none."""
-
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    priority: Any = None
-    prompt: msgspec.Raw = _NO_RAW
-    messages: msgspec.Raw = _NO_RAW
-    tools: msgspec.Raw = _NO_RAW
-    model: Any = None
-    cache_salt: Any = None
-    add_special_tokens: Any = None
-
-
 _BODY = msgspec.json.Decoder(Body)
-NO_BODY = Body()
 _MAX_INT64 = 2**63 - 1
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from router.core.block import Block
 from router.core.block_hash import mix_extra, xxh3
 from router.core.levels import levels
 
@@ -26,21 +25,6 @@ _STRANGERS_SHARE = 8  # of the memory, they may have the eighth part
 
 # (bytes of a block, hash of its prefix or a root's seed) -> hash of the prefix that it ends.
 HashBlock = Callable[[bytes, int], int]
-
-
-class Block(msgspec.Struct, gc=False, eq=False):
-    """`engine_hashes` are the names engines have for it: mostly one, so no tuple is made for one.
-
-    `hot` marks an inner block that a lookup ended at: it gets a second chance when it becomes a leaf.
-    The parent is named by hash, not by reference: freeing a long chain must not recurse.
-    """
-
-    own_hash: int
-    engine_hashes: int | tuple[int, ...]
-    parent: int | None
-    holders: int
-    num_children: int
-    hot: bool
 
 
 class BlockTable:

@@ -6,30 +6,37 @@ methods are to be called from one thread, with one clock.
 
 from __future__ import annotations
 
-import msgspec
-
 from router.core.decision import Choice, Decision, Transfer
 from router.core.forecast import Forecast
-from router.core.instance_book import InstanceBook, LoadReport
+from router.core.instance_book import InstanceBook
 from router.core.length_history import LengthHistory
+from router.core.load_report import LoadReport
 from router.core.placement import Placement
 from router.core.prefix_index import PrefixIndex
 from router.core.settings import Settings
 from router.core.view import NO_WORKER, ClusterView, InstanceState, RequestView, Role
 
 
-class _Member(msgspec.Struct):
-    role: Role
-    book: InstanceBook
-    is_available: bool = True
+class _Member:
+    __slots__ = ("book", "is_available", "role")
+
+    def __init__(self, role: Role, book: InstanceBook) -> None:
+        self.role = role
+        self.book = book
+        self.is_available = True
 
 
-class _Request(msgspec.Struct):
-    view: RequestView
-    prefill_on: str  # "": done, or none
-    decode_on: str
-    placement: Placement | None
-    has_begun: bool = False  # to decode
+class _Request:
+    __slots__ = ("decode_on", "has_begun", "placement", "prefill_on", "view")
+
+    def __init__(
+        self, view: RequestView, prefill_on: str, decode_on: str, placement: Placement | None
+    ) -> None:
+        self.view = view
+        self.prefill_on = prefill_on  # "": done, or none
+        self.decode_on = decode_on
+        self.placement = placement
+        self.has_begun = False  # to decode
 
 
 class ClusterBook:

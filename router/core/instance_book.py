@@ -9,37 +9,27 @@ batching them changes who waits but not how long the queue is.
 
 from __future__ import annotations
 
-import msgspec
-
 from router.core.correction import Correction
+from router.core.load_report import LoadReport
 from router.core.view import NO_WORKER, InstanceState
 
 
-class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's own word, as of `sampled_at` (when it was asked). -1: it does not say.
+class _Prefill:
+    __slots__ = ("model_ms", "predicted_ms", "sent_at")
 
-    `waiting_prefill_tokens` are prompt tokens not computed yet (SGLang's num_waiting_uncached_tokens).
-    """
-
-    sampled_at: float
-    running_requests: int
-    waiting_requests: int
-    waiting_prefill_tokens: int = -1
-    kv_used_tokens: int = -1
-    kv_capacity_tokens: int = -1
+    def __init__(self, sent_at: float, predicted_ms: float, model_ms: float) -> None:
+        self.sent_at = sent_at
+        self.predicted_ms = predicted_ms  # scaled
+        self.model_ms = model_ms  # not scaled
 
 
-class _Prefill(msgspec.Struct, gc=False):
-    sent_at: float
-    predicted_ms: float  # scaled
-    model_ms: float  # not scaled
+class _Decode:
+    __slots__ = ("kv_tokens", "model_tbt_ms", "sent_at", "started_at")
 
-
-class _Decode(msgspec.Struct, gc=False):
-    sent_at: float
-    kv_tokens: int
-    started_at: float
-    model_tbt_ms: float
+    def __init__(self, sent_at: float, kv_tokens: int, model_tbt_ms: float) -> None:
+        self.sent_at = self.started_at = sent_at
+        self.kv_tokens = kv_tokens
+        self.model_tbt_ms = model_tbt_ms
 
 
 class InstanceBook:
@@ -135,7 +125,7 @@ class InstanceBook:
         self.decode_ended(request_id, now, 0)
         if request_id not in self._prefills:
             self._num_legs += 1
-        self._decodes[request_id] = _Decode(now, kv_tokens, now, model_tbt_ms)
+        self._decodes[request_id] = _Decode(now, kv_tokens, model_tbt_ms)
         self._own_kv_tokens += kv_tokens
         self._state = None
 

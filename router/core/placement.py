@@ -10,15 +10,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence
 
-import msgspec
 
-
-class Placement(msgspec.Struct, eq=False):
+class Placement:
     """One request's prompt on its way to `worker`."""
 
-    worker: int
-    block_hashes: Sequence[int]
-    expires_at: float
+    __slots__ = ("block_hashes", "expires_at", "worker")
+
+    def __init__(self, worker: int, block_hashes: Sequence[int], expires_at: float) -> None:
+        self.worker = worker
+        self.block_hashes = block_hashes
+        self.expires_at = expires_at
 
 
 class PredictedPlacements:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import msgspec
-
 from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
 from router.core.block_hash import TOKEN_BYTES, root_seed, xxh3
 from router.core.block_table import BlockTable, HashBlock
+from router.core.index_stats import IndexStats
 from router.core.placement import Placement, PredictedPlacements
 from router.core.view import NO_WORKER, InstanceState
 
@@ -24,33 +23,29 @@ _MEDIA = len(Medium)
 _SLOTS = 1 + _MEDIA  # per worker: all its slots, then the slot of each medium
 
 
-class IndexStats(msgspec.Struct):
-    """Counters since the start. Blocks, except where the name says otherwise."""
-
-    events: int = 0
-    stored: int = 0
-    removed: int = 0
-    unknown_parent: int = 0
-    unknown_hash: int = 0
-    other_block_size: int = 0
-    other_group_events: int = 0
-    bad_events: int = 0
-    workers_cleared: int = 0
-
-
-class IndexMatch(msgspec.Struct, frozen=True, gc=False):
+class IndexMatch:
     """A PrefixMatch. `levels` are (depth in blocks, slots), deepest first; `predicted` are (depth, workers).
 
     Valid until the next change of the index.
     """
 
-    best_blocks: int
-    best_worker: int
-    best_medium: Medium
-    levels: Sequence[tuple[int, int]]
-    predicted: Sequence[tuple[int, int]]
-    slots: Sequence[int]
-    has_slow_media: bool
+    def __init__(
+        self,
+        best_blocks: int,
+        best_worker: int,
+        best_medium: Medium,
+        levels: Sequence[tuple[int, int]],
+        predicted: Sequence[tuple[int, int]],
+        slots: Sequence[int],
+        has_slow_media: bool,
+    ) -> None:
+        self.best_blocks = best_blocks
+        self.best_worker = best_worker
+        self.best_medium = best_medium
+        self.levels = levels
+        self.predicted = predicted
+        self.slots = slots
+        self.has_slow_media = has_slow_media
 
     def local_blocks_of(self, instances: Sequence[InstanceState]) -> Sequence[int]:
         found = []

@@ -12,7 +12,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.view import RequestView
 from router.dashboard.heat import PrefixHeat
 from router.dashboard.history import SAMPLE_INTERVAL_S, Bounds, History, Snapshot
-from router.instance import Health
+from router.instance_spec import Health
 from router.metrics import RouterMetrics
 
 

@@ -7,7 +7,7 @@ from router.discovery.base import Discovery
 from router.discovery.config import DiscoveryConfig
 from router.discovery.file import FileDiscovery
 from router.discovery.static import StaticDiscovery
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 
 __all__ = ["Discovery", "StaticDiscovery", "make_discovery"]
 

@@ -7,7 +7,7 @@ import msgspec
 
 from kvcore.errors import ConfigError
 from router.core.view import Role
-from router.instance import InstanceSpec, instance_url
+from router.instance_spec import InstanceSpec, instance_url
 from router.kv_events.source import parse_event_source
 
 

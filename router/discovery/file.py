@@ -20,7 +20,7 @@ from kvcore.config import read_file
 from kvcore.errors import ConfigError
 from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 
 logger = logging.getLogger(__name__)
 

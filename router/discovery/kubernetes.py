@@ -18,7 +18,7 @@ from router.discovery.config import DiscoveryConfig
 from router.discovery.endpoint_slices import SERVICE_LABEL, EndpointSlice
 from router.discovery.kubernetes_watch import ApiServer, KubernetesWatch
 from router.discovery.pods import Pod
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 
 logger = logging.getLogger(__name__)
 

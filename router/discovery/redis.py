@@ -11,7 +11,7 @@ from kvcore.errors import ConfigError
 from router.discovery.base import EngineEntry, checked
 from router.discovery.config import DiscoveryConfig
 from router.discovery.registration import Roll
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 
 
 class StaticDiscovery:

@@ -1,7 +1,6 @@
 """A request head that comes again as it was before, but for the length it announces. Pure."""
 
 import re
-from typing import NamedTuple
 
 # What is kept of each connection stays small.
 _MAX_HEAD_BYTES = 4096
@@ -10,15 +9,18 @@ _MAX_DIGITS = 9
 _LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 
 
-class KnownHead(NamedTuple):
+class KnownHead:
     """Of a request that was parsed: what stands before and after the digits of its Content-Length."""
 
-    before: bytes
-    after: bytes
+    __slots__ = ("after", "before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self.before = before
+        self.after = after
 
     def length_of(self, data: bytes) -> bytes:
         """The digits, when `data` is exactly one request with this head; else nothing."""
-        before, after = self
+        before, after = self.before, self.after
         if not data.startswith(before):
             return b""
         start = len(before)

@@ -51,9 +51,12 @@ class Application(Protocol):
         ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """Lives on the event loop's thread. Whoever answers calls `write` any number of times and then `finish`
-    once, or `respond` once."""
+    once, or `respond` once.
+
+    An asyncio.Protocol by its methods, not by inheritance: mypyc makes a native class of it then.
+    """
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -104,6 +107,9 @@ class ClientConnection(asyncio.Protocol):
         if parser.phase is not self._phase:
             self._phase = parser.phase
             self._phase_since = self.loop.time()
+
+    def eof_received(self) -> None:
+        """The transport closes itself, and `connection_lost` follows."""
 
     def pause_writing(self) -> None:
         self.write_paused = True

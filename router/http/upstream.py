@@ -7,7 +7,7 @@ finds where the head and the message end; the bytes themselves go through untouc
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from router.http.leg import Leg
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """Lives on the event loop's thread, like everything in router.http."""
+class UpstreamConnection:
+    """Lives on the event loop's thread, like everything in router.http.
+
+    An asyncio.Protocol by its methods, not by inheritance: mypyc makes a native class of it then.
+    """
 
     def __init__(self, pool: "UpstreamPool") -> None:
         self._pool = pool
@@ -87,6 +90,14 @@ class UpstreamConnection(asyncio.Protocol):
             leg.on_end()
         else:
             leg.on_lost("closed the connection" if exc is None else f"connection lost: {exc}")
+
+    def eof_received(self) -> None:
+        """The transport closes itself, and `connection_lost` follows."""
+
+    def pause_writing(self) -> None:
+        """Requests are written at once, however large: the client sent them within its limits."""
+
+    def resume_writing(self) -> None: ...
 
     def data_received(self, data: bytes) -> None:
         leg = self._leg
@@ -198,7 +209,7 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await asyncio.wait_for(
-                loop.create_connection(lambda: UpstreamConnection(self), self.host, self.port),
+                loop.create_connection(lambda: cast(Any, UpstreamConnection(self)), self.host, self.port),
                 self._connect_timeout_s,
             )
         except asyncio.TimeoutError:

@@ -8,7 +8,8 @@ import zmq
 from router.cluster import Cluster
 from router.core.event_feed import EventFeed
 from router.core.prefix_index import PrefixIndex
-from router.instance import Health, Instance
+from router.instance import Instance
+from router.instance_spec import Health
 from router.kv_events.source import EventSource
 from router.kv_events.subscriber import Subscriber
 

@@ -22,32 +22,14 @@ from router.core.chain_memo import ChainMemo
 from router.core.view import RequestView
 from router.http.request import Request
 from router.prompts.chat_template import ChatTemplate, NotText, load_chat_template
+from router.prompts.config import PromptsConfig
 from router.prompts.tokenizer import Tokenizer, Unfinished, load_tokenizer
-from router.request_view import Body
+from router.request_body import Body
 
 # Shorter tails take less time than handing them to another thread and back.
 _INLINE_CHARS = 512
 # Prompts waiting to be encoded. Beyond that tokenising is the bottleneck, and routing by load is better.
 _MAX_WAITING = 256
-
-
-class PromptsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tokenizer: Annotated[
-        str,
-        Meta(
-            description="the model's directory or its tokenizer.json; without it prompts are matched as text"
-        ),
-    ] = ""
-    chat_template: Annotated[
-        str, Meta(description="a .jinja file, if the engines do not use that of the model's directory")
-    ] = ""
-    cache_size_bytes: Annotated[int, Meta(gt=0, description="memory for the tokens of texts seen before")] = (
-        256 << 20
-    )
-    threads: Annotated[int, Meta(gt=0, description="that tokenise, beside the event loop")] = 2
-    text_bytes_per_token: Annotated[
-        float, Meta(gt=0, description="to guess lengths by, without a tokenizer")
-    ] = 4.0
 
 
 _TOKEN_IDS = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**32)]])

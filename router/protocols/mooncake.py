@@ -17,7 +17,8 @@ from router.core.view import RequestView
 from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
-from router.instance import RANK_HEADER, Instance
+from router.instance import Instance
+from router.instance_spec import RANK_HEADER
 from router.protocols.base import Services
 from router.protocols.bodies import prefill_fields, with_transfer_params, write_fields
 from router.protocols.pair import PairBodies, PairExchange

@@ -13,7 +13,7 @@ from router.app import Router
 from router.config import RouterConfig
 from router.core.block_hash import block_hashes
 from router.discovery import StaticDiscovery
-from router.instance import Health
+from router.instance_spec import Health
 from tests.integration.event_publisher import EventPublisher, stored
 from tests.integration.router_harness import Setup, Turn, async_test, running, until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.instance_book import LoadReport
+from router.core.load_report import LoadReport
 from router.load import parse_load
 
 VLLM = b"""\

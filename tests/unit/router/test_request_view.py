@@ -6,7 +6,8 @@ import pytest
 
 from router.core.view import RequestView
 from router.http.request import Request
-from router.request_view import NO_BODY, BadInput, read_body, read_request_view
+from router.request_body import NO_BODY
+from router.request_view import BadInput, read_body, read_request_view
 
 
 def view(body: bytes = b"{}", generates: bool = True, **headers: str) -> RequestView:

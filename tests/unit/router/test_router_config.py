@@ -11,7 +11,7 @@ from router.cli import main, make_parser, read_config, summary, write_ready_file
 from router.config import RouterConfig
 from router.core.view import Role
 from router.discovery import StaticDiscovery
-from router.instance import InstanceSpec, parse_instance_url
+from router.instance_spec import InstanceSpec, parse_instance_url
 from router.kv_events.source import EventSource
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from router.endpoints import key_is_known
 from router.health import Streak
 from router.http.response import Response, error_response, stream_error_event
 from router.ids import IdSource
-from router.instance import Health, InstanceSpec
+from router.instance_spec import Health, InstanceSpec
 from router.metrics import Histogram, RouterMetrics, exposition
 
 

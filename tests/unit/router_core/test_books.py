@@ -10,7 +10,8 @@ from kvcore.wire.events import BlockStored
 from router.core.block_hash import block_hashes
 from router.core.cluster_book import ClusterBook
 from router.core.decision import Choice, Transfer
-from router.core.instance_book import InstanceBook, LoadReport
+from router.core.instance_book import InstanceBook
+from router.core.load_report import LoadReport
 from router.core.policies import make_policy
 from router.core.prefix_index import PrefixIndex
 from router.core.scheduler import Scheduler

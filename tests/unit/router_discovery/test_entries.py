@@ -5,7 +5,7 @@ import pytest
 from kvcore.errors import ConfigError
 from router.core.view import Role
 from router.discovery.base import EngineEntry, checked
-from router.instance import InstanceSpec
+from router.instance_spec import InstanceSpec
 from router.kv_events.source import EventSource
 
 

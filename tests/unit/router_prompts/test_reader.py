@@ -10,7 +10,8 @@ import pytest
 from router.core.block_hash import block_hashes, root_seed
 from router.core.view import RequestView
 from router.http.request import Request
-from router.prompts.reader import PromptReader, PromptsConfig
+from router.prompts.config import PromptsConfig
+from router.prompts.reader import PromptReader
 from router.prompts.tokenizer import load_tokenizer
 from router.request_view import read_body
 from tests.unit.router_prompts.small_tokenizers import TEXTS, definition
