@@ -285,10 +285,10 @@ class Cluster:
         added = self._storage.keep(node.number, job, len(job.keys))
         if self._storage.is_remote:
             node.write_out(added)
-        self.book.first_token(job.request_id, now)
         view = self.book.view(now)
         decode = next(d for d in view.decode if d.instance_id == job.decision.decode.instance_id)
         rejection = self.scheduler.after_prefill(job.view, decode, view, now)
+        self.book.first_token(job.request_id, now)
         if rejection is not None:
             job.outcome.reject_reason = rejection.reason.value
             job.outcome.wasted_prefill = True

@@ -53,6 +53,8 @@ class ClusterBook:
     def configure(self, settings: Settings) -> None:
         """For what comes from now on; what was learned stays."""
         self._settings = settings
+        for member in self._members.values():
+            member.book.configure(settings.decode_model)
 
     # ---- members ----------------------------------------------------------------------------------------
 
@@ -69,7 +71,9 @@ class ClusterBook:
         the store node on its host, added before."""
         worker = self._add_worker(instance_id, is_shared)
         store_worker = self._worker_of[store_node] if store_node else NO_WORKER
-        book = InstanceBook(instance_id, worker, store_worker, kv_capacity_tokens)
+        book = InstanceBook(
+            instance_id, worker, store_worker, kv_capacity_tokens, self._settings.decode_model, role
+        )
         self._members[instance_id] = _Member(role, book)
         return worker
 
@@ -139,7 +143,7 @@ class ClusterBook:
         choice = decision.prefill_choice
         if choice is not None:
             done_at, placement = self._prefill_sent(request, prefiller, choice, now)
-        self._decode_sent(request, decision.decode, decision.tbt_ms, int(expected), now)
+        self._decode_sent(request, decision.decode, int(expected), now)
         if expected:
             self.forecast.add(
                 request.request_id, done_at, request.prompt_tokens + expected / 2, expected, decision.tbt_ms
@@ -167,7 +171,7 @@ class ClusterBook:
             member.book.decode_ended(request_id, now, 0)
         view = request.view
         expected = self.history.expected_tokens(view.tenant, view.prompt_tokens, view.max_tokens)
-        self._decode_sent(view, choice.instance, choice.predicted_ms, int(expected), now)
+        self._decode_sent(view, choice.instance, int(expected), now)
         request.decode_on, request.has_begun = choice.instance.instance_id, False
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -236,11 +240,12 @@ class ClusterBook:
         return done_at, self._index.place(member.book.worker, request.block_hashes, now, done_at)
 
     def _decode_sent(
-        self, request: RequestView, target: InstanceState, tbt_ms: float, expected_tokens: int, now: float
+        self, request: RequestView, target: InstanceState, expected_tokens: int, now: float
     ) -> None:
         if (member := self._members.get(target.instance_id)) is not None:
             kv_tokens = request.prompt_tokens + expected_tokens
-            member.book.decode_sent(request.request_id, kv_tokens, tbt_ms / target.tbt_scale, now)
+            mean_kv_tokens = request.prompt_tokens + expected_tokens / 2
+            member.book.decode_sent(request.request_id, kv_tokens, mean_kv_tokens, now)
 
     def _end_prefill(self, request_id: str, request: _Request, now: float, completed: bool) -> None:
         if request.prefill_on and (member := self._members.get(request.prefill_on)) is not None:

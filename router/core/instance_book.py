@@ -10,8 +10,12 @@ batching them changes who waits but not how long the queue is.
 from __future__ import annotations
 
 from router.core.correction import Correction
+from router.core.decode_clock import DecodeClock
+from router.core.estimator import DecodeModel
 from router.core.load_report import LoadReport
-from router.core.view import NO_WORKER, InstanceState
+from router.core.view import NO_WORKER, InstanceState, Role
+
+_DEFAULT_MODEL = DecodeModel()
 
 
 class _Prefill:
@@ -24,12 +28,12 @@ class _Prefill:
 
 
 class _Decode:
-    __slots__ = ("kv_tokens", "model_tbt_ms", "sent_at", "started_at")
+    __slots__ = ("kv_tokens", "mean_kv_tokens", "sent_at")
 
-    def __init__(self, sent_at: float, kv_tokens: int, model_tbt_ms: float) -> None:
-        self.sent_at = self.started_at = sent_at
-        self.kv_tokens = kv_tokens
-        self.model_tbt_ms = model_tbt_ms
+    def __init__(self, sent_at: float, kv_tokens: int, mean_kv_tokens: float) -> None:
+        self.sent_at = sent_at
+        self.kv_tokens = kv_tokens  # reserved
+        self.mean_kv_tokens = mean_kv_tokens
 
 
 class InstanceBook:
@@ -39,6 +43,8 @@ class InstanceBook:
         worker: int = NO_WORKER,
         store_worker: int = NO_WORKER,
         kv_capacity_tokens: int = 0,
+        decode_model: DecodeModel = _DEFAULT_MODEL,
+        role: Role = Role.MIXED,
     ) -> None:
         self.instance_id = instance_id
         self.worker = worker
@@ -46,6 +52,8 @@ class InstanceBook:
         self._kv_capacity_tokens = kv_capacity_tokens
         self._prefill_correction = Correction()
         self._tbt_correction = Correction()
+        self._clock = DecodeClock(decode_model)
+        self._role = role
         self._prefills: dict[str, _Prefill] = {}  # in the order they were sent
         self._decodes: dict[str, _Decode] = {}
         self._num_legs = 0
@@ -88,7 +96,12 @@ class InstanceBook:
             self._kv_capacity_tokens,
             self._prefill_correction.scale,
             self._tbt_correction.scale,
+            self._clock.requests,
+            self._clock.kv_tokens,
         )
+
+    def configure(self, decode_model: DecodeModel) -> None:
+        self._clock.configure(decode_model)
 
     # ---- what we send -----------------------------------------------------------------------------------
 
@@ -116,23 +129,29 @@ class InstanceBook:
             began_at = max(prefill.sent_at, self._last_done_at)
             self._prefill_correction.measured((now - began_at) * 1e3, prefill.model_ms)
             self._last_done_at = now
+            if self._role is Role.DECODE:
+                # Its prefills are ours to give and to stop giving: they do not make it a slow decoder. To a
+                # mixed instance they belong.
+                self._clock.stood_still(prefill.model_ms)
         self._pending_ms = self._pending_ms - prefill.predicted_ms if self._prefills else 0.0
         self._own_free_at = now + self._pending_ms / 1e3
         self._state = None
 
-    def decode_sent(self, request_id: str, kv_tokens: int, model_tbt_ms: float, now: float) -> None:
-        """`kv_tokens`: what its KV cache will hold at its end, reserved from now on."""
+    def decode_sent(self, request_id: str, kv_tokens: int, mean_kv_tokens: float, now: float) -> None:
+        """`kv_tokens`: what its KV cache will hold at its end, reserved from now on; `mean_kv_tokens`: on
+        average while it decodes."""
         self.decode_ended(request_id, now, 0)
         if request_id not in self._prefills:
             self._num_legs += 1
-        self._decodes[request_id] = _Decode(now, kv_tokens, model_tbt_ms)
+        self._decodes[request_id] = _Decode(now, kv_tokens, mean_kv_tokens)
         self._own_kv_tokens += kv_tokens
         self._state = None
 
     def decode_started(self, request_id: str, now: float) -> None:
         decode = self._decodes.get(request_id)
         if decode is not None:
-            decode.started_at = now
+            self._clock.began(request_id, decode.mean_kv_tokens, now)
+            self._state = None
 
     def decode_ended(self, request_id: str, now: float, output_tokens: int) -> None:
         """`output_tokens` 0: it failed or was cancelled."""
@@ -141,9 +160,10 @@ class InstanceBook:
             return
         if request_id not in self._prefills:
             self._num_legs -= 1
+        model_steps = self._clock.ended(request_id, now)
         if output_tokens > 1:
-            tbt_ms = (now - decode.started_at) * 1e3 / (output_tokens - 1)
-            self._tbt_correction.measured(tbt_ms, decode.model_tbt_ms)
+            # Each of its steps took so many of the model's.
+            self._tbt_correction.measured(model_steps, output_tokens - 1)
         self._own_kv_tokens -= decode.kv_tokens
         self._state = None
 
@@ -168,6 +188,7 @@ class InstanceBook:
         if report.kv_used_tokens >= 0:
             own_kv = sum(d.kv_tokens for d in own_running)
             self._foreign_kv_tokens = max(0, report.kv_used_tokens - own_kv)
+        self._clock.polled(report.running_requests, report.kv_used_tokens, at)
         if report.kv_capacity_tokens > 0:
             self._kv_capacity_tokens = report.kv_capacity_tokens
         self._state = None

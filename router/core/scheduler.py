@@ -91,8 +91,15 @@ class Scheduler:
     def after_prefill(
         self, request: RequestView, decode: InstanceState, view: ClusterView, now: float
     ) -> Rejection | None:
-        """Whether `decode` (as it is now) may still begin to decode this request."""
-        choice = self._predict_decode(request, Choice(decode, "chosen_at_arrival"))
+        """Whether `decode` (as it is now) may still begin to decode this request, which must not be among
+        those that decode there. Others that wait for their prefill may be refused themselves: they do not
+        count."""
+        present = msgspec.structs.replace(
+            decode,
+            running_requests=decode.decoding_requests,
+            kv_used_tokens=math.ceil(decode.decoding_kv_tokens),
+        )
+        choice = self._predict_decode(request, Choice(present, "chosen_at_arrival"))
         return self._admission.after_prefill(request, choice, view, now)
 
     def _hold_ms(self, request: RequestView) -> float:

@@ -58,7 +58,8 @@ class InstanceState(msgspec.Struct, frozen=True, gc=False):
     others sent (last poll). `prefill_free_at` is when the prefills already sent will have been computed,
     `backlog_ms` the part of them that has certainly not begun. `running_requests` are those decoding or bound
     to; they hold `kv_used_tokens` of `kv_capacity_tokens` (0: unknown). The scales are measured / predicted
-    duration on this instance, corrected online.
+    duration on this instance, corrected online. `decoding_requests` have begun to decode and hold about
+    `decoding_kv_tokens`: the load of this moment, without those that still wait for their prefill.
     """
 
     instance_id: str
@@ -73,6 +74,8 @@ class InstanceState(msgspec.Struct, frozen=True, gc=False):
     kv_capacity_tokens: int = 0
     prefill_scale: float = 1.0
     tbt_scale: float = 1.0
+    decoding_requests: int = 0
+    decoding_kv_tokens: float = 0.0
 
     @property
     def load(self) -> int:

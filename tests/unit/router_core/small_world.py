@@ -133,10 +133,11 @@ class SmallWorld:
         node.is_busy = False
         self._work(node, now)
         request_id = job.request.request_id
-        self.book.first_token(request_id, now)
         view = self.book.view(now)
         decode = next(d for d in view.decode if d.instance_id == job.decision.decode.instance_id)
-        if self.scheduler.after_prefill(job.request, decode, view, now) is not None:
+        rejection = self.scheduler.after_prefill(job.request, decode, view, now)
+        self.book.first_token(request_id, now)
+        if rejection is not None:
             self.num_rejected += 1
             self.num_wasted_prefills += 1
             self.book.ended(request_id, now)

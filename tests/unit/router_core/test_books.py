@@ -10,6 +10,7 @@ from kvcore.wire.events import BlockStored
 from router.core.block_hash import block_hashes
 from router.core.cluster_book import ClusterBook
 from router.core.decision import Choice, Transfer
+from router.core.estimator import DecodeModel
 from router.core.instance_book import InstanceBook
 from router.core.load_report import LoadReport
 from router.core.policies import make_policy
@@ -97,32 +98,93 @@ class TestCorrections:
         book.prefill_sent("r", 100, 0.0)
         book.prefill_ended("r", 50.0, completed=False)
         book.prefill_ended("r", 50.0, completed=True)
-        book.decode_sent("r", 10, 20.0, 0.0)
+        book.decode_sent("r", 10, 10, 0.0)
         book.decode_ended("r", 50.0, output_tokens=0)
         assert (book.state(50.0).prefill_scale, book.state(50.0).tbt_scale) == (1.0, 1.0)
 
     def test_tbt_is_measured_from_the_first_token(self) -> None:
-        book = InstanceBook("a")
+        book = InstanceBook("a", decode_model=DecodeModel(20.0, 0.0, 0.0))
         for n in range(100):
-            book.decode_sent(f"r{n}", 10, 20.0, now=0.0)
-            book.decode_started(f"r{n}", now=5.0)
-            book.decode_ended(f"r{n}", now=5.9, output_tokens=31)
+            began_at = 10.0 * n + 5.0
+            book.decode_sent(f"r{n}", 10, 10, now=10.0 * n)
+            book.decode_started(f"r{n}", began_at)
+            book.decode_ended(f"r{n}", began_at + 0.9, output_tokens=31)
         assert book.state(0.0).tbt_scale == pytest.approx(1.5, rel=0.01)
+
+    def test_an_instance_as_fast_as_its_model_keeps_its_scale_whatever_waits_for_it(self) -> None:
+        """200 ms a token alone, 300 ms for two; a hundred more are on their way and never begin."""
+        book = InstanceBook("a", decode_model=DecodeModel(100.0, 100.0, 0.0))
+        for n in range(100):
+            book.decode_sent(f"waits{n}", 10, 10, now=0.0)
+        for n in range(50):
+            at = 10.0 * n
+            for name in "ab":
+                book.decode_sent(f"{name}{n}", 10, 10, at)
+            book.decode_started(f"a{n}", at)
+            book.decode_started(f"b{n}", at + 0.4)  # a has its third token
+            book.decode_ended(f"a{n}", at + 1.0, output_tokens=5)
+            book.decode_ended(f"b{n}", at + 1.4, output_tokens=5)
+        assert book.state(0.0).tbt_scale == pytest.approx(1.0)
+
+    def test_what_only_the_instance_knows_of_is_in_its_batch(self) -> None:
+        book = InstanceBook("a", decode_model=DecodeModel(100.0, 100.0, 0.0))
+        for n in range(50):
+            at = 10.0 * n
+            book.decode_sent("r", 10, 10, at)
+            book.decode_started("r", at)
+            book.polled(report(at, running=3), prefill_ms_per_token=1.0)
+            book.decode_ended("r", at + 1.2, output_tokens=4)
+        assert book.state(0.0).tbt_scale == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(("role", "scale"), [(Role.DECODE, 1.0), (Role.MIXED, 1.5)])
+    def test_prefills_lent_to_a_decode_instance_do_not_make_it_slow(self, role: Role, scale: float) -> None:
+        book = InstanceBook("a", decode_model=DecodeModel(100.0, 0.0, 0.0), role=role)
+        for n in range(60):
+            at = 10.0 * n
+            book.decode_sent("r", 10, 10, at)
+            book.decode_started("r", at)
+            book.prefill_sent("p", 400.0, at)
+            book.prefill_ended("p", at + 0.4, completed=True)
+            book.decode_ended("r", at + 1.2, output_tokens=9)  # 0.8 s of it decoding
+        assert book.state(0.0).tbt_scale == pytest.approx(scale, rel=0.01)
+
+    def test_another_model_counts_from_then_on(self) -> None:
+        book = InstanceBook("a", decode_model=DecodeModel(100.0, 0.0, 0.0))
+        book.configure(DecodeModel(50.0, 0.0, 0.0))
+        book.decode_sent("r", 10, 10, 0.0)
+        book.decode_started("r", 0.0)
+        book.decode_ended("r", 1.0, output_tokens=21)
+        assert book.state(0.0).tbt_scale == pytest.approx(1.0)
 
 
 class TestDecodeLoad:
     def test_kv_is_reserved_until_the_end(self) -> None:
         book = InstanceBook("a", kv_capacity_tokens=1000)
-        book.decode_sent("r1", 300, 20, now=0.0)
-        book.decode_sent("r2", 200, 20, now=0.0)
+        book.decode_sent("r1", 300, 250, now=0.0)
+        book.decode_sent("r2", 200, 150, now=0.0)
         state = book.state(0.0)
         assert (state.running_requests, state.kv_used_tokens, state.kv_capacity_tokens) == (2, 500, 1000)
         book.decode_ended("r1", 1.0, output_tokens=9)
         assert book.state(1.0).kv_used_tokens == 200
 
+    def test_the_load_of_the_moment_leaves_out_what_has_not_begun(self) -> None:
+        book = InstanceBook("a")
+        book.decode_sent("r1", 300, 250, now=0.0)
+        book.decode_sent("r2", 200, 150, now=0.0)
+        book.decode_started("r1", 1.0)
+        state = book.state(1.0)
+        assert (state.decoding_requests, state.decoding_kv_tokens) == (1, 250)
+        book.polled(report(2.0, running=3, kv_used_tokens=900), prefill_ms_per_token=1.0)
+        assert (book.state(2.0).decoding_requests, book.state(2.0).decoding_kv_tokens) == (3, 900)
+        book.polled(report(3.0, running=3), prefill_ms_per_token=1.0)  # it does not say: as long as ours
+        assert book.state(3.0).decoding_kv_tokens == 750
+        book.decode_ended("r1", 4.0, output_tokens=0)
+        book.polled(report(5.0, running=0), prefill_ms_per_token=1.0)
+        assert (book.state(5.0).decoding_requests, book.state(5.0).decoding_kv_tokens) == (0, 0)
+
     def test_foreign_decodes_come_from_the_poll(self) -> None:
         book = InstanceBook("a")
-        book.decode_sent("r1", 300, 20, now=0.0)
+        book.decode_sent("r1", 300, 250, now=0.0)
         book.polled(
             report(1.0, running=4, kv_used_tokens=900, kv_capacity_tokens=5000), prefill_ms_per_token=1.0
         )
@@ -133,14 +195,14 @@ class TestDecodeLoad:
     def test_a_request_that_does_both_counts_once(self) -> None:
         book = InstanceBook("a")
         book.prefill_sent("r", 10, 0.0)
-        book.decode_sent("r", 10, 20, 0.0)
+        book.decode_sent("r", 10, 10, 0.0)
         book.polled(report(1.0, running=1), prefill_ms_per_token=1.0)  # it runs, we thought it waits
         assert (book.state(1.0).in_flight_requests, book.state(1.0).foreign_requests) == (1, 0)
 
     def test_sending_again_replaces(self) -> None:
         book = InstanceBook("a")
-        book.decode_sent("r", 100, 20, 0.0)
-        book.decode_sent("r", 150, 20, 0.0)
+        book.decode_sent("r", 100, 100, 0.0)
+        book.decode_sent("r", 150, 150, 0.0)
         assert book.state(0.0).kv_used_tokens == 150
 
 

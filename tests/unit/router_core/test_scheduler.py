@@ -82,7 +82,15 @@ def test_a_rejected_request_still_tells_where_it_would_have_gone() -> None:
 
 
 def test_baseline_looks_at_decode_after_the_prefill() -> None:
-    busy = (InstanceState("d0", running_requests=100, kv_used_tokens=400_000),)
+    busy = (
+        InstanceState(
+            "d0",
+            running_requests=100,
+            kv_used_tokens=400_000,
+            decoding_requests=100,
+            decoding_kv_tokens=400_000.0,
+        ),
+    )
     view = ClusterView(prefill=P, decode=busy)
     baseline = scheduler(admission="baseline", tbt_slo_ms=20.0)
     assert baseline.schedule(REQUEST, view, 0.0).reject is None
@@ -91,6 +99,13 @@ def test_baseline_looks_at_decode_after_the_prefill() -> None:
     early = scheduler(admission="early", tbt_slo_ms=20.0)
     assert early.schedule(REQUEST, view, 0.0).reject is not None
     assert early.after_prefill(REQUEST, busy[0], view, 0.0) is None
+
+
+def test_after_the_prefill_those_that_wait_for_theirs_do_not_count() -> None:
+    promised = (InstanceState("d0", running_requests=100, kv_used_tokens=400_000),)
+    view = ClusterView(prefill=P, decode=promised)
+    baseline = scheduler(admission="baseline", tbt_slo_ms=20.0)
+    assert baseline.after_prefill(REQUEST, promised[0], view, 0.0) is None
 
 
 def test_an_unknown_admission_lists_the_known_ones() -> None:

@@ -40,10 +40,13 @@ def overload(admission: str, tbt_slo_ms: float, output_tokens: tuple[int, ...] =
     return world
 
 
-def test_rejections_in_the_order_of_the_papers_overload_experiment() -> None:
+def test_prediction_refuses_fewest_and_only_the_baseline_prefills_in_vain() -> None:
+    """Not that `early` refuses fewer than the baseline: prefill has time to waste here. A trace in which now
+    the one and now the other side is short of it shows that (kvsim.paper.overload)."""
     worlds = {name: overload(name, TBT_SLO_MS) for name in ("baseline", "early", "predictive")}
-    rejected = [world.num_rejected for world in worlds.values()]
-    assert rejected == sorted(rejected, reverse=True) and len(set(rejected)) == 3
+    assert worlds["predictive"].num_rejected < min(
+        worlds["early"].num_rejected, worlds["baseline"].num_rejected
+    )
     assert worlds["baseline"].num_wasted_prefills > 100
     assert worlds["early"].num_wasted_prefills == worlds["predictive"].num_wasted_prefills == 0
     # A prediction of averages works at the limit: some instances are a little over it, none much.
