@@ -62,13 +62,8 @@ class Checker:
             )
         remote, trouble = self._of_remote, self._trouble
         if remote is not None:
-            levels.append(
-                CheckedLevel(
-                    Tier.REMOTE, remote.num_objects, remote.num_done, remote.num_corrupt, remote.num_unread
-                )
-            )
-            if remote.num_unread and not trouble:
-                trouble = f"the remote does not give them ({remote.last_failure})"
+            levels.append(remote.level)
+            trouble = trouble or remote.trouble
         return VerifyReply(0, self._task is not None, levels, self._num_unchecked, trouble)
 
     async def cancel(self) -> None:

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +106,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="SSD paths of a stopped store, instead of a running one",
     )
     verify.add_argument(
+        "--config",
+        metavar="FILE",
+        help="of a stopped store: checks its SSD paths and its remote, instead of a running one",
+    )
+    verify.add_argument(
         "--remote-rate",
         default="100mb",
         metavar="SIZE",
@@ -136,14 +141,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> None:
     from store_server.serve import serve
 
-    config = load_config(
+    config = _config(args, flag_overrides(StoreConfig, args))
+    serve(config, Path(args.ready_file) if args.ready_file else None)
+
+
+def _config(args: argparse.Namespace, overrides: Mapping[str, object] | None = None) -> StoreConfig:
+    return load_config(
         StoreConfig,
         file=args.config,
         env_prefix=ENV_PREFIX,
         environ=os.environ,
-        overrides=flag_overrides(StoreConfig, args),
+        overrides=overrides or {},
     )
-    serve(config, Path(args.ready_file) if args.ready_file else None)
 
 
 def _connected(
@@ -197,10 +206,16 @@ def _top(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
-    if args.paths:
-        from store_server.verify import verify
+    if args.paths or args.config:
+        from store_server import verify
 
-        verify(args.paths, as_json=args.json)
+        if args.paths and args.config:
+            raise ConfigError("PATH and --config do not go together: the file names the paths")
+        if args.paths:
+            verify.verify_paths(args.paths, as_json=args.json)
+        else:
+            remote_bytes_per_s = parse_size_bytes(args.remote_rate)
+            verify.verify_levels(_config(args), remote_bytes_per_s=remote_bytes_per_s, as_json=args.json)
         return
     from store_server import commands
 

@@ -135,6 +135,11 @@ def verify(client: StoreClient, *, remote_rate: str, as_json: bool) -> None:
             time.sleep(_POLL_S)
             reply = _answered(client.verify())
         bar.update(reply.num_done - bar.n)
+    tell_checked(reply, as_json=as_json)
+
+
+def tell_checked(reply: VerifyReply, *, as_json: bool) -> None:
+    """Of a check that has ended. KVError when something was corrupt, or could not be read."""
     num_unread = sum(level.num_unread for level in reply.levels)
     if as_json:
         print(json.dumps(_check_as_dict(reply, num_unread)))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 
+from kvcore.wire.messages import CheckedLevel, Tier
 from store_server.remote.backend import RemoteBackend, RemoteFailure
 from store_server.remote.format import CorruptObject, check, name_of
 from store_server.remote.guard import Guard
@@ -37,6 +38,15 @@ class RemoteCheck:
         self.num_objects = len(index)
         self.num_done = self.num_corrupt = self.num_unread = 0
         self.last_failure = ""
+
+    @property
+    def level(self) -> CheckedLevel:
+        return CheckedLevel(Tier.REMOTE, self.num_objects, self.num_done, self.num_corrupt, self.num_unread)
+
+    @property
+    def trouble(self) -> str:
+        """Why not all could be read; "" when all were."""
+        return f"the remote does not give them ({self.last_failure})" if self.num_unread else ""
 
     async def run(self, bytes_per_s: int) -> None:
         """Returns when all have been looked at; when the remote is found to be down, the rest is not."""

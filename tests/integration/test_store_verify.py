@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.store_harness import StartStore
+from kvcore.wire.messages import Evict
+from tests.integration import test_store_remote as remote
+from tests.integration.store_harness import StartStore, eventually
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
 from tests.integration.test_store_ssd import SIZE, key, levels, put_all
+from tests.remotes import S3_OPTIONS, make_bucket, s3_server, valkey_server
 
 
 def verify(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -45,6 +48,78 @@ def test_every_checksum_is_checked_and_what_is_corrupt_is_dropped(
 
     after = verify(*paths)
     assert after.stdout == f"{100 - len(result['corrupt'])} objects checked, 0 corrupt\n"
+
+
+def verify_config(folder: Path, flags: list[str], *more: str) -> tuple[int, dict[str, dict[str, int]], str]:
+    """Of a store that was started with `flags`: exit status, what is told of each level, complaints."""
+    config = folder / "store.json"
+    config.write_text(json.dumps({"storage_levels": json.loads(flags[1])}))
+    done = verify("--json", "--config", config, *more)
+    return done.returncode, json.loads(done.stdout)["levels"] if done.stdout else {}, done.stderr
+
+
+@pytest.mark.slow
+def test_with_its_configuration_ssd_and_remote_are_checked(start_store: StartStore, short_dir: Path) -> None:
+    flags = remote.levels(f"file://{short_dir}/remote", ssd=short_dir / "ssd")
+    store = start_store(*flags, pool_size="16mb")
+    client = store.connect()
+    put_all(client, range(20))
+    client.ask(Evict)
+    eventually(lambda: store.stats()["remote_objects"] == 20)
+    status, _, complaint = verify_config(short_dir, flags)
+    assert status == 2 and "in use by another store" in complaint
+    assert store.stop() == 0
+
+    status, found, complaint = verify_config(short_dir, flags)
+    assert status == 0, complaint
+    assert {name: level["num_done"] for name, level in found.items()} == {"ssd": 20, "remote": 20}
+
+    files = sorted(path for path in (short_dir / "remote").rglob("*") if path.is_file())
+    data = bytearray(files[3].read_bytes())
+    data[-100] ^= 1
+    files[3].write_bytes(data)
+    status, found, _ = verify_config(short_dir, flags, "--remote-rate", "0")
+    assert status == 0 and list(found) == ["ssd"]
+    status, found, complaint = verify_config(short_dir, flags)
+    assert status == 1 and "dropped as corrupt: 1 object" in complaint
+    assert found["remote"]["num_corrupt"] == 1 and found["ssd"]["num_corrupt"] == 0
+    assert not files[3].exists()
+    status, found, _ = verify_config(short_dir, flags)
+    assert status == 0 and found["remote"]["num_done"] == 19
+
+
+@pytest.mark.slow
+def test_what_was_left_on_s3_is_checked(start_store: StartStore, short_dir: Path) -> None:
+    with s3_server(short_dir) as endpoint:
+        make_bucket(endpoint, "blocks")
+        options = {**S3_OPTIONS, "endpoint": endpoint}
+        flags = remote.levels("s3://blocks/kv", options=options, timeout="60s")
+        store = start_store(*flags, pool_size="16mb")
+        put_all(store.connect(), range(10))
+        assert store.stop() == 0
+        status, found, complaint = verify_config(short_dir, flags)
+        assert (status, found["remote"]["num_done"]) == (0, 10), complaint
+
+
+@pytest.mark.slow
+def test_a_remote_that_is_down_is_said_to_be(start_store: StartStore, short_dir: Path) -> None:
+    with valkey_server(short_dir) as valkey:
+        flags = remote.levels(valkey.url, timeout="60s")
+        store = start_store(*flags, pool_size="16mb")
+        put_all(store.connect(), range(10))
+        assert store.stop() == 0
+        status, found, complaint = verify_config(short_dir, flags)
+        assert (status, found["remote"]["num_done"]) == (0, 10), complaint
+        valkey.kill()
+        status, found, complaint = verify_config(short_dir, flags)
+        assert status == 1 and "the remote is down" in complaint and found == {}
+
+
+def test_nothing_to_check_is_a_mistake(tmp_path: Path) -> None:
+    status, _, complaint = verify_config(tmp_path, ["", "[]"])
+    assert status == 2 and "has neither ssd nor remote" in complaint
+    status, _, complaint = verify_config(tmp_path, ["", "[]"], str(tmp_path))
+    assert status == 2 and "do not go together" in complaint
 
 
 def test_a_path_without_a_store_is_refused(tmp_path: Path) -> None:

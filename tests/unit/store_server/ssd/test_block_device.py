@@ -10,7 +10,7 @@ from kvcore.errors import ConfigError, KVError
 from kvcore.wire.messages import Status
 from store_server.ssd.disk_io import DiskIo
 from store_server.ssd.format import PAGE_BYTES
-from store_server.verify import verify
+from store_server.verify import verify_paths
 from tests.unit.store_server.ssd.harness import SEGMENT_BYTES, Driver, flip_byte, key_of, make_data
 
 SLOT = PAGE_BYTES + SEGMENT_BYTES
@@ -176,11 +176,11 @@ def test_a_stopped_stores_device_can_be_verified(device: Path, capsys: pytest.Ca
     with device.open("r+b") as file:
         file.truncate(PAGE_BYTES + 3 * (PAGE_BYTES + slot_bytes))
     with pytest.raises(ConfigError, match="not an SSD path of a store"):
-        verify([device], as_json=False)
+        verify_paths([device], as_json=False)
     with Driver(device, capacity_bytes=1 << 30, segment_bytes=slot_bytes) as driver:
         fill(driver, range(20))
-    verify([device], as_json=False)
+    verify_paths([device], as_json=False)
     assert capsys.readouterr().out == "20 objects checked, 0 corrupt\n"
     flip_byte(device, 2 * PAGE_BYTES + PAGE_BYTES + 5)
     with pytest.raises(KVError, match="1 object of 20"):
-        verify([device], as_json=False)
+        verify_paths([device], as_json=False)
