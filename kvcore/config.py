@@ -58,9 +58,11 @@ def load_config(
 def read_file(path: Path) -> dict[str, Any]:
     """The tables of a .toml, .json, .yaml or .yml file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8: {error}") from error
     parsed: Any
     try:
         if path.suffix == ".toml":

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 A DRAM store for the KV blocks of LLM engines. Engines on this host share its memory, others use TCP.
 
-  mooncake-store serve --pool-size 64gb            run a store on 127.0.0.1:50051
+  mooncake-store serve --pool-size-bytes 64gb      run a store on 127.0.0.1:50051
   mooncake-store stats                             how full it is, what it does
   mooncake-store ls --limit 20                     which blocks it holds
   mooncake-store evict 8gb                         make 8 GiB free
   mooncake-store bench                             how fast it is from here
   mooncake-store top                               the same, as it happens
-  mooncake-store verify                            check every checksum; with paths, of a stopped store's SSD
+  mooncake-store verify                            check every checksum; PATH: of a stopped store
   mooncake-store drain --stop                      take nothing new, save DRAM to SSD, end
 """
 
@@ -129,9 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KVError as error:
         print(f"mooncake-store: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:
+        # Whoever read our output (`head`) has seen enough; the interpreter would complain about the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         print(f"mooncake-store: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("mooncake-store: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

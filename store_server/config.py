@@ -27,12 +27,17 @@ def _help(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
 
 
+def _port(text: str, lowest: int = 0) -> msgspec.Meta:
+    # The system would take a larger one modulo 65536.
+    return msgspec.Meta(description=text, ge=lowest, le=65535)
+
+
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
-    port: Annotated[int, _help("TCP port, 0: any free one")] = 50051
+    port: Annotated[int, _port("TCP port, 0: any free one")] = 50051
     unix_path: Annotated[str, _help("Unix socket for the same protocol, '': in a private directory")] = ""
     admin_host: Annotated[str, _help("address of /health, /ready, /metrics and /stats")] = "127.0.0.1"
-    admin_port: Annotated[int, _help("HTTP port of the same, 0: any free one, -1: none")] = 50052
+    admin_port: Annotated[int, _port("HTTP port of the same, 0: any free one, -1: none", -1)] = 50052
     tls_cert: Annotated[str, _help("file of the certificate, '': TCP without TLS")] = ""
     tls_key: Annotated[str, _help("file of its private key, '': in the same file")] = ""
     tls_client_ca: Annotated[str, _help("clients must show a certificate signed by one of these")] = ""

@@ -97,7 +97,7 @@ def check_available(size_bytes: int) -> None:
     if available is not None and size_bytes > available:
         raise ConfigError(
             f"a pool of {format_size(size_bytes)} does not fit: {format_size(available)} of memory are "
-            "available. Choose a smaller --pool-size, or raise the memory limit of the container"
+            "available. Choose a smaller --pool-size-bytes, or raise the memory limit of the container"
         )
 
 

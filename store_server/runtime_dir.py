@@ -7,9 +7,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from store_server.unix_socket import MAX_PATH_BYTES
+
 _PREFIX = "mooncake-store-"
-# A Unix socket's path has at most 107 bytes (unix(7)); the rest is for the names of directory and socket.
-_MAX_PARENT_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/store.sock")
+_MAX_PARENT_BYTES = MAX_PATH_BYTES - len(f"/{_PREFIX}xxxxxxxx/store.sock")
 
 
 class RuntimeDir:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from kvcore.errors import ConfigError
 from kvcore.logs import configure_logging
 from kvcore.units import format_size
 from store_server.config import StoreConfig
@@ -140,5 +141,8 @@ def _remove(path: Path) -> None:
 def _write_whole(path: Path, content: dict[str, object]) -> None:
     """Renamed into place: whoever waits for the file never reads half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error

@@ -48,6 +48,7 @@ from store_server.replicas import ReplicaKeeper
 from store_server.runtime_dir import RuntimeDir
 from store_server.tenants import Tenants
 from store_server.tls import server_context
+from store_server.unix_socket import SocketFile, check_socket_path
 from store_server.wakefulness import Wakefulness
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class StoreServer:
         self.checker = Checker(self.store, self._cold, self.views)
         self.tcp_port = 0
         self.unix_path = Path()
+        self._socket_file: SocketFile | None = None
         self._loop = asyncio.get_running_loop()
         self.wakefulness = Wakefulness(self._loop, config.spin_us / 1e6)
         self._connections: dict[int, StoreConnection] = {}
@@ -147,7 +149,9 @@ class StoreServer:
         self._listeners.append(tcp)
         self.tcp_port = tcp.sockets[0].getsockname()[1]
         self.unix_path = Path(config.unix_path or self._runtime_dir.path / "store.sock")
+        check_socket_path(self.unix_path)
         unix = await loop.create_unix_server(lambda: StoreConnection(self), str(self.unix_path), backlog=1024)
+        self._socket_file = SocketFile(self.unix_path)
         self._listeners.append(unix)
         if "shm" in config.planes:
             self._attach = AttachPoint(
@@ -196,8 +200,8 @@ class StoreServer:
             self._attach.close()
         if self.rdma is not None:
             self.rdma.close()
-        if self.config.unix_path:
-            self.unix_path.unlink(missing_ok=True)
+        if self._socket_file is not None:
+            self._socket_file.remove()
         self._runtime_dir.close()
         self.pool.close()
 

@@ -1,16 +1,20 @@
 """Where one path keeps its segments: files in a directory."""
 
 import fcntl
+import logging
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kvcore.errors import ConfigError
+from kvcore.units import format_size
 from store_server.ssd.aligned import AlignedBuffer
 from store_server.ssd.disk_io import DiskIo, read_all, write_all
 from store_server.ssd.format import PAGE_BYTES
 from store_server.ssd.generation import Generation, decode_generation, encode_generation
+
+logger = logging.getLogger(__name__)
 
 _SEGMENT_NAME = re.compile(r"^segment-(\d{12})\.kv$")
 
@@ -90,12 +94,21 @@ class Directory:
 
     def __init__(self, path: Path, capacity_bytes: int, io: DiskIo) -> None:
         self.path = path
+        self._capacity_bytes = capacity_bytes
         self.max_object_bytes = capacity_bytes // 2  # a segment grows with what it is to hold
         self._io = io
         self._lock_fd = -1
 
     def lock(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        there = os.statvfs(self.path)
+        if self._capacity_bytes > there.f_frsize * there.f_blocks:
+            logger.warning(
+                "the file system of %s has %s, less than its capacity of %s: is the disk mounted?",
+                self.path,
+                format_size(there.f_frsize * there.f_blocks),
+                format_size(self._capacity_bytes),
+            )
         self._lock_fd = claim(self.path / "lock", os.O_RDWR | os.O_CREAT, self.path)
 
     def unlock(self) -> None:

@@ -1,7 +1,10 @@
 """The commands that ask a running store, and what they say when there is none."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +90,35 @@ def test_mistakes(
 ) -> None:
     assert main(arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_who_has_seen_enough_of_the_output_is_told_nothing(filled: StoreProcess) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "store_server.cli", "stats", "--address", str(filled.ready["address"])]
+    with os.fdopen(writer, "w") as pipe:
+        result = subprocess.run(
+            command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--port", "99999"], "port"),
+        (["--admin-port", "-2"], "admin_port"),
+        (["--ready-file", "/dev/null/ready", "--port", "0", "--admin-port", "-1"], "--ready-file"),
+    ],
+)
+def test_mistakes_in_flags_of_serve(flags: list[str], complaint: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "store_server.cli", "serve", "--pool-size-bytes", "16mb", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert complaint in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr

@@ -76,6 +76,10 @@ def test_mistakes_name_file_and_key(tmp_path, text, complaint):
 def test_files_that_cannot_be_read_or_parsed_are_config_errors(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load(file=tmp_path / "absent.toml")
+    binary = tmp_path / "app.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"app.toml: is not text in UTF-8"):
+        load(file=binary)
     odd = tmp_path / "app.ini"
     odd.write_text("x")
     with pytest.raises(ConfigError, match=r"unknown suffix '.ini'"):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from store_server.ssd.disk_io import DiskIo
+from store_server.ssd.folder import Directory
 from store_server.ssd.format import PAGE_BYTES
 from tests.unit.store_server.ssd.harness import Driver, data_files, flip_byte, key_of, make_data
 
@@ -146,3 +148,11 @@ def test_partial_snapshots_of_a_crash_are_cleared_away(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "segment-000000000001.index", orphan)
     expect(tmp_path, {0, 1, 2})
     assert not half.exists() and not orphan.exists()
+
+
+def test_a_capacity_larger_than_the_disk_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for capacity_bytes in (1 << 20, 1 << 60):
+        folder = Directory(tmp_path, capacity_bytes, DiskIo())
+        folder.lock()
+        folder.unlock()
+    assert caplog.text.count("is the disk mounted?") == 1
