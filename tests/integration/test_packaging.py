@@ -1,6 +1,7 @@
 """The wheel as a user gets it: what is in it, and that each part stands without the others' dependencies."""
 
 import configparser
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -80,7 +81,7 @@ def test_metadata(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {
         "mooncake-store": "store_server.cli:main",
         "mooncake-router": "router.cli:main",
-        "mooncake-sim": "kvsim.cli:main",
+        "mooncake-sim": "kvsim.start:main",
     }
     assert dict(entry_points["vllm.general_plugins"]) == {"mooncake_suite": "mooncake_connector:register"}
 
@@ -116,3 +117,32 @@ def test_console_script_explains_itself(installed: Path, command: str) -> None:
     done = subprocess.run([str(installed / command), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [(["mooncake-store", "stats"], "store"), (["mooncake-sim", "--help"], "sim")]
+)
+def test_a_program_without_its_packages_says_what_to_install(
+    wheel: Path, tmp_path: Path, command: list[str], extra: str
+) -> None:
+    """With the packages of the core alone, as `pip install mooncake-kv-suite` leaves it."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    for name in ("msgspec", "xxhash", "numpy"):
+        home = Path(str(importlib.util.find_spec(name).origin)).parent  # type: ignore[union-attr]
+        (tmp_path / name).symlink_to(home)
+        for beside in home.parent.glob(f"{name}.libs"):
+            (tmp_path / beside.name).symlink_to(beside)
+    entry_points = configparser.ConfigParser()
+    (file,) = tmp_path.glob("*.dist-info/entry_points.txt")
+    entry_points.read_string(file.read_text())
+    module, _, function = entry_points["console_scripts"][command[0]].partition(":")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = {command!r}\n"
+        f"from {module} import {function}; sys.exit({function}())"
+    )
+    bare = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"pip install 'mooncake-kv-suite[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
