@@ -1,7 +1,7 @@
 """benchmarks/router.py: what the router costs, beside vllm-router and sglang-router in the same run.
 
 CPU time a request and a streamed chunk, latency added, the first token of streams, calls to engines for
-each request. Two stand-in engines (router_engine.py; two more that turn prompts into token ids, for the
+each request. Stand-in engines (router_engine.py; as many again that turn prompts into token ids, for the
 router that asks for that) and the load generator share the machine with the routers; what engines take is not
 counted. Two relays that only move bytes say what no router can do without, here and now. CPU time is the
 kernel's own account of a router's processes, so it is right on a busy machine too; requests a second and
@@ -28,7 +28,7 @@ from routerbench.systems import FLOORS, OURS, PEERS
 from routerbench.targets import judge
 
 _WIDTH_IN_A_PIPE = 140
-_NUM_ENGINES = 2
+_FEWEST_ENGINES = 2  # one to prefill, one to decode
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="routerbench.") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         engines = Engines(
-            [_started_engine(folder, stack) for _ in range(_NUM_ENGINES)],
-            [_started_engine(folder, stack, "--scale-out") for _ in range(_NUM_ENGINES)],
+            [_started_engine(folder, stack) for _ in range(args.engines)],
+            [_started_engine(folder, stack, "--scale-out") for _ in range(args.engines)],
         )
         runner = Runner(engines, folder, lambda text: print(text, file=sys.stderr, flush=True))
         figures = runner.run(systems, args.cases, rounds=args.rounds, seconds=args.seconds)
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, reason in runner.failed.items():
         console.print(f"[red]{name} was left out:[/] {reason}", highlight=False)
     if args.json:
-        document = as_json(figures, verdicts, systems, runner.failed, load_before)
+        document = as_json(figures, verdicts, systems, runner.failed, load_before, args.engines)
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     if args.plot:
@@ -93,11 +93,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CASE,...",
         help=f"(default: all) {cases}",
     )
+    parser.add_argument(
+        "--engines", type=_num_engines, default=_FEWEST_ENGINES, metavar="N", help="behind each (default: 2)"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each measurement (default: 2.5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there (.png, .svg, .pdf)")
     return parser
+
+
+def _num_engines(text: str) -> int:
+    if not text.isdecimal() or int(text) < _FEWEST_ENGINES:
+        raise argparse.ArgumentTypeError(f"at least {_FEWEST_ENGINES}: one to prefill, one to decode")
+    return int(text)
 
 
 def _names(text: str, known: Collection[str]) -> list[str]:

@@ -94,10 +94,12 @@ def as_json(
     systems: Sequence[System],
     failed: Mapping[str, str],
     load_before: float,
+    num_engines: int,
 ) -> dict[str, Any]:
     """`load_before`: the 1-minute load average when the run began."""
     return {
         "systems": {system.name: system.about for system in systems},
+        "engines": num_engines,
         "cases": {name: case.about for name, case in CASES.items()},
         "machine": machine_record(load_before),
         "figures": msgspec.to_builtins(list(figures)),
