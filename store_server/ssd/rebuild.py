@@ -26,6 +26,8 @@ class RebuildReport:
     elapsed_s: float = 0.0
     failed_paths: list[str] = field(default_factory=list)
     generation: Generation = field(default_factory=Generation)  # which begins with this start
+    outdated: dict[int, list[bytes]] = field(default_factory=dict)
+    """By disk, keys of which another has a later value: nobody would tell it when that one is removed."""
 
 
 def rebuild_index(disks: Sequence[Disk], index: Index, *, for_service: bool) -> RebuildReport:
@@ -41,6 +43,7 @@ def rebuild_index(disks: Sequence[Disk], index: Index, *, for_service: bool) -> 
         rebuild.report.generation = Generation(newest, newest_removal).next()
         if for_service:
             list(pool.map(lambda disk: disk.note_now(rebuild.report.generation), rebuild.working_disks()))
+    rebuild.report.outdated = rebuild.outdated()
     rebuild.report.num_objects = len(index)
     rebuild.report.elapsed_s = time.monotonic() - begin_s
     return rebuild.report
@@ -55,6 +58,7 @@ class _Rebuild:
         # A key can lie on two disks after one of them was out for a while; the later write is then the right
         # one.
         self._sequences: dict[bytes, int] | None = {} if len(disks) > 1 else None
+        self._outdated: set[tuple[int, bytes]] = set()
 
     def claim_disk(self, disk: Disk) -> Generation:
         try:
@@ -86,6 +90,16 @@ class _Rebuild:
     def working_disks(self) -> list[Disk]:
         return [disk for disk in self._disks if not disk.failed]
 
+    def outdated(self) -> dict[int, list[bytes]]:
+        """By disk, the keys that it holds and that were written to another one later."""
+        found: dict[int, list[bytes]] = {}
+        for disk, key in self._outdated:
+            place = self._index.location(key)
+            # Of a disk that has the right one as well, the order of its own segments tells.
+            if place is None or place.disk != disk:
+                found.setdefault(disk, []).append(key)
+        return found
+
     def _leave_out(self, disk: Disk, error: OSError) -> None:
         log.error("%s is left out: %s", disk.directory, error)
         disk.failed = True
@@ -101,9 +115,13 @@ class _Rebuild:
                     self._index.remove(key)
             for key, record in contents.records.items():
                 if self._sequences is not None:
-                    if self._sequences.get(key, 0) > record.sequence and key in self._index:
+                    if self._sequences.get(key, 0) > record.sequence:
+                        # Also if the later one has been removed since.
+                        self._outdated.add((disk, key))
                         continue
                     self._sequences[key] = record.sequence
+                    if (other := self._index.location(key)) is not None and other.disk != disk:
+                        self._outdated.add((other.disk, key))
                 place = Location(disk, segment_id, record.offset_bytes, record.size_bytes, record.num_layers)
                 self._index.add(key, place, record.checksums)
             self.report.num_segments += 1

@@ -38,6 +38,9 @@ from store_server.ssd.types import (
 
 log = logging.getLogger(__name__)
 
+# More batches than are written between two starts of a store.
+_SEQUENCES_OF_GENERATION_BITS = 32
+
 
 class SsdTier:
     """Every method but `notify`'s callback belongs to one thread, the store's loop; `open` and `close` block.
@@ -73,12 +76,16 @@ class SsdTier:
         an error in the log; ConfigError when none is left, or when one is in use by another store. Not
         `for_service`: whether the paths have missed removals stays as it is."""
         report = rebuild_index(self._disks, self._index, for_service=for_service)
-        self._sequence = itertools.count(report.last_sequence + 1)
+        # Later than all that was ever written, also to a path that is not here today.
+        first = max(report.last_sequence + 1, report.generation.number << _SEQUENCES_OF_GENERATION_BITS)
+        self._sequence = itertools.count(first)
         self._generation = report.generation
         for disk in self._disks:
             if not disk.failed:
                 for segment_id in disk.start():
                     self._index.remove_segment(disk.number, segment_id)
+                if for_service and (keys := report.outdated.get(disk.number)):
+                    disk.writer.remove(keys)
         if all(disk.failed for disk in self._disks):
             raise ConfigError(f"no SSD path can be used: {', '.join(str(d.directory) for d in self._disks)}")
         return report

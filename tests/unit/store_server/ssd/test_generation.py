@@ -177,3 +177,61 @@ def test_whatever_is_removed_stays_away_until_it_is_put_again(steps: list[tuple[
                 assert found <= present, (step, number, bits)
         finally:
             driver.close()
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_an_object_that_was_put_again_while_its_disk_was_away(tmp_path: Path, order: str) -> None:
+    paths = [tmp_path / letter for letter in order]
+    on_a, on_b = range(100, 104), range(NUM)
+    with Driver(tmp_path / "b") as driver:
+        fill(driver, on_b)
+    with Driver(tmp_path / "a") as driver:
+        fill(driver, on_a)
+    # Less was ever written to this one, and yet what comes now is later than what the other has.
+    with Driver(tmp_path / "a") as driver:
+        for number in on_b:
+            assert driver.put(key_of(number), make_data(100 + number, SIZE)) == Status.OK
+    with Driver(*paths) as driver:
+        for number in on_b:
+            assert driver.get(key_of(number)) == make_data(100 + number, SIZE), "the later value"
+        assert all(driver.get(key_of(number)) == make_data(number, SIZE) for number in on_a)
+        removed_by_a_client(driver, *map(key_of, on_b))
+        fill(driver, range(200, 202))
+    for _ in range(2):
+        with Driver(*paths) as driver:
+            assert [n for n in on_b if key_of(n) in driver.tier] == []
+            assert all(driver.get(key_of(number)) == make_data(number, SIZE) for number in on_a)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("put", "put", "remove", "restart")), st.integers(0, 3), st.integers(0, 3)),
+        max_size=20,
+    )
+)
+def test_what_is_found_is_what_was_put_last(steps: list[tuple[str, int, int]]) -> None:
+    """Paths come and go (a bit each for the second and third) without anybody removing anything in between:
+    an object that was put again meanwhile then lies on two disks, and may be removed after that."""
+    with TemporaryDirectory() as name:
+        paths = [Path(name) / letter for letter in "abc"]
+        driver = Driver(*paths).__enter__()
+        latest: dict[int, int] = {}
+        try:
+            for version, (step, number, bits) in enumerate(steps, start=1):
+                if step == "put" and key_of(number) not in driver.tier:
+                    assert driver.put(key_of(number), make_data(version, SIZE)) == Status.OK
+                    latest[number] = version
+                elif step == "remove":
+                    removed_by_a_client(driver, key_of(number))
+                    latest.pop(number, None)
+                elif step == "restart":
+                    driver.close()
+                    driver = Driver(paths[0], *[p for bit, p in enumerate(paths[1:]) if bits >> bit & 1])
+                    driver.__enter__()
+                for found in range(4):
+                    if key_of(found) in driver.tier:
+                        assert found in latest, (step, number, bits)
+                        assert driver.get(key_of(found)) == make_data(latest[found], SIZE)
+        finally:
+            driver.close()
