@@ -15,11 +15,14 @@ RESPONSE_HEADER = b"x-mooncake-decision"
 KEPT = 256
 
 
-class Noted(msgspec.Struct, frozen=True, gc=False):
-    unix_time_s: float
-    shown_id: str
-    prompt_tokens: int  # not the view: its block hashes may be many
-    decision: Decision
+class Noted:
+    __slots__ = ("decision", "prompt_tokens", "shown_id", "unix_time_s")
+
+    def __init__(self, unix_time_s: float, shown_id: str, prompt_tokens: int, decision: Decision) -> None:
+        self.unix_time_s = unix_time_s
+        self.shown_id = shown_id
+        self.prompt_tokens = prompt_tokens  # not the view: its block hashes may be many
+        self.decision = decision
 
     def explained(self) -> dict[str, Any]:
         about = {"unix_time_s": self.unix_time_s, "request_id": self.shown_id}

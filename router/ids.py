@@ -1,6 +1,5 @@
 """Ids of requests and transfers: unique across routers and restarts, cheap to make."""
 
-import itertools
 import secrets
 
 
@@ -8,8 +7,9 @@ class IdSource:
     """A random prefix a process, then a count: 0.1 us where uuid4 costs 2 us."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_hex(8)
-        self._count = itertools.count()
+        self._prefix = f"{secrets.token_hex(8)}-"
+        self._count = -1
 
     def next_id(self) -> str:
-        return f"{self._prefix}-{next(self._count):x}"
+        self._count += 1
+        return self._prefix + str(self._count)

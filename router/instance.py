@@ -13,6 +13,7 @@ class Instance:
         self.spec = spec
         self.url = spec.url
         self.role = spec.role
+        self.role_name = spec.role.value  # an enum computes it each time
         self.pool = pool
         self.head_lines = pool.host_line + spec.rank_lines
         self.breaker = Breaker(breaker)

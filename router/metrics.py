@@ -17,9 +17,15 @@ from router.core.view import InstanceState
 from router.instance import Instance
 from router.instance_spec import Health
 
-_KNOWN_PATHS = frozenset(
-    {b"/v1/completions", b"/v1/chat/completions", b"/v1/embeddings", b"/v1/models", b"/v1/responses"}
-)
+# Only known paths become labels: a client must not be able to make time series.
+_PATH_LABELS = {
+    path.encode(): path
+    for path in (
+        *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models"),
+        "/v1/responses",
+    )
+}
+_STATUS_LABELS = tuple(f"{hundreds}xx" for hundreds in range(10))
 _TTFT_SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0),
@@ -98,8 +104,7 @@ class RouterMetrics:
     def finished(self, path: bytes, status: int, started_at: float, first_byte_at: float, now: float) -> None:
         """One request is over. Times are seconds of the event loop's clock; first_byte_at 0: none came."""
         self.active_requests -= 1
-        # Only known paths become labels: a client must not be able to make time series.
-        self.requests[path.decode() if path in _KNOWN_PATHS else "other", status] += 1
+        self.requests[_PATH_LABELS.get(path, "other"), status] += 1
         self.duration.observe(now - started_at)
         if first_byte_at:
             self.first_byte.observe(first_byte_at - started_at)
@@ -107,8 +112,8 @@ class RouterMetrics:
     def leg_over(self, instance: Instance | None, outcome: str | int) -> None:
         """`outcome`: a status, or "lost", "cancelled", "timeout"."""
         if instance is not None:
-            label = outcome if isinstance(outcome, str) else f"{outcome // 100}xx"
-            self.legs[instance.role.value, label] += 1
+            label = outcome if isinstance(outcome, str) else _STATUS_LABELS[outcome // 100]
+            self.legs[instance.role_name, label] += 1
 
     def prompts(self, counts: Counter[str]) -> Metric:
         family = CounterMetricFamily(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from router.core.block_hash import chain, xxh3
 
-SPAN_BLOCKS = 16
-# Of each of two generations: 7 MB of hashes, for 8 MiB of text in blocks of 64 bytes.
+# Long ones first: a long prompt is found by few of them. Each is a multiple of the next.
+SPANS_BLOCKS = (64, 16)
+# Of each of two generations: 6 MB of hashes, for 6 MiB of text in blocks of 64 bytes.
 MAX_SPANS = 8192
 
 
@@ -32,10 +33,16 @@ class ChainMemo:
 
     def hashes(self, data: bytes, seed: int) -> list[int]:
         """One for each full block of `data`."""
-        block_bytes = self._block_bytes
-        span_bytes = block_bytes * SPAN_BLOCKS
         hashes: list[int] = []
-        block_hash, start = seed, 0
+        self._add(hashes, data, seed, 0)
+        return hashes
+
+    def _add(self, hashes: list[int], data: bytes, block_hash: int, level: int) -> None:
+        """Adds those of `data`, the chain being at `block_hash`. Spans before `level` were looked for."""
+        if level == len(SPANS_BLOCKS):
+            hashes += chain(data, self._block_bytes, block_hash, None)
+            return
+        span_bytes, start = self._block_bytes * SPANS_BLOCKS[level], 0
         for end in range(span_bytes, len(data) + 1, span_bytes):
             span = data[start:end]
             key = xxh3(span, block_hash)
@@ -43,12 +50,12 @@ class ChainMemo:
             if found is None:
                 found = self._old.get(key)
                 if found is None:
-                    found = chain(span, block_bytes, block_hash, None)
+                    found = []
+                    self._add(found, span, block_hash, level + 1)
                 self._keep(key, found)
             hashes += found
             block_hash, start = found[-1], end
-        hashes += chain(data[start:], block_bytes, block_hash, None)
-        return hashes
+        self._add(hashes, data[start:], block_hash, level + 1)
 
     def _keep(self, key: int, found: list[int]) -> None:
         if len(self._young) >= self._max_spans:

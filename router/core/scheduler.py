@@ -142,8 +142,16 @@ class Scheduler:
         predicted = select_decode(
             request, (choice.instance,), self._settings.decode_model, self._settings.expected_output_tokens
         )
-        return msgspec.structs.replace(
-            choice, predicted_ms=predicted.predicted_ms, short_of_kv_tokens=predicted.short_of_kv_tokens
+        return Choice(
+            choice.instance,
+            choice.reason,
+            choice.cost,
+            choice.candidates,
+            predicted.predicted_ms,
+            choice.prefix_blocks,
+            choice.compute_ms,
+            predicted.short_of_kv_tokens,
+            choice.transfer,
         )
 
     def _is_blind(self, request: RequestView) -> bool:

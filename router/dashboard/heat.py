@@ -9,31 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 WINDOW_S = 60.0
 MAX_PREFIXES = 1 << 14
 # A prefix most of whose requests go on to one longer prefix is that longer one.
 _COVERED_SHARE = 0.8
 
 
-class HotPrefix(msgspec.Struct, frozen=True):
+class HotPrefix:
     """`block_hash` ends it; `num_blocks` is a lower bound of what its prompts share. `hit_share`: of its
     requests, those that went where all of it was cached."""
 
-    block_hash: int
-    num_blocks: int
-    requests_per_min: float
-    hit_share: float
+    __slots__ = ("block_hash", "hit_share", "num_blocks", "requests_per_min")
+
+    def __init__(self, block_hash: int, num_blocks: int, requests_per_min: float, hit_share: float) -> None:
+        self.block_hash = block_hash
+        self.num_blocks = num_blocks
+        self.requests_per_min = requests_per_min
+        self.hit_share = hit_share
 
 
-class _Count(msgspec.Struct, gc=False):
-    num_blocks: int
-    parent: int | None
-    now: int = 0
-    before: int = 0
-    hits_now: int = 0
-    hits_before: int = 0
+class _Count:
+    __slots__ = ("before", "hits_before", "hits_now", "now", "num_blocks", "parent")
+
+    def __init__(self, num_blocks: int, parent: int | None) -> None:
+        self.num_blocks = num_blocks
+        self.parent = parent
+        self.now = self.before = self.hits_now = self.hits_before = 0
 
 
 class PrefixHeat:
@@ -71,11 +72,17 @@ class PrefixHeat:
                 count.now = count.hits_now = 0
             self._counts = {h: count for h, count in self._counts.items() if count.before}
         if len(self._counts) >= self._max_prefixes:
+            # Asked for once: most of them, and sorting them all would stop the event loop for 50 ms.
+            self._counts = {h: count for h, count in self._counts.items() if count.now + count.before > 1}
+            self._keep_hottest(self._max_prefixes // 2)
+
+    def _keep_hottest(self, num_prefixes: int) -> None:
+        if len(self._counts) > num_prefixes:
             # Short ones last: without its beginnings a long one could not be found by `hottest`.
             kept = sorted(
                 self._counts.items(), key=lambda item: (-item[1].now - item[1].before, item[1].num_blocks)
             )
-            self._counts = dict(kept[: self._max_prefixes // 2])
+            self._counts = dict(kept[:num_prefixes])
 
     def hottest(self, num_prefixes: int, now: float) -> list[HotPrefix]:
         """By the blocks they account for, most first; asked for at least twice."""

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable
 
 _EVENT = b"data: "
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_USAGE = b'"completion_tokens":'
+_COUNT = re.compile(rb" ?(\d+)")
 # The usage stands at the end of an answer; what stands before it may be the model quoting one.
 _TAIL_BYTES = 2048
 
@@ -36,7 +37,8 @@ def count_output_tokens(last_data: bytes, num_events: int) -> int:
 
     `last_data`: the bytes received last, whose end holds the usage if there is one.
     """
-    found = _USAGE.findall(last_data[-_TAIL_BYTES:])
-    if found:
-        return int(found[-1])
+    start = last_data.rfind(_USAGE, max(0, len(last_data) - _TAIL_BYTES))
+    found = _COUNT.match(last_data, start + len(_USAGE)) if start >= 0 else None
+    if found is not None:
+        return int(found[1])
     return max(num_events - 1, 0)  # the last one is [DONE]
