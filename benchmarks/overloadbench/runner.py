@@ -14,26 +14,31 @@ from msgspec.structs import asdict
 from routersoak.cluster import RouterProcess
 from storebench.processes import Process, SystemFailed
 
-from overloadbench.client import Answer, ask
-from overloadbench.engine import DECODES_TOTAL, PREFILLS_TOTAL
-from overloadbench.plan import Plan, Request, requests
+from overloadbench.client import Answer, ask, body_of
+from overloadbench.engine import CACHED_TOKENS_TOTAL, DECODES_TOTAL, PREFILLS_TOTAL, PROMPT_TOKENS_TOTAL
+from overloadbench.plan import Request, Setup
 from router.profile import as_toml
 
 _READY_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 300.0
+_FOREVER_MS = 86_400_000
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """Of the requests sent after the warm-up; `prefilled_in_vain` and `failures` are of all. Times in ms."""
+    """Of the requests sent after the warm-up; `prefilled_in_vain`, `failures` and `cached_share` (of the
+    prompt tokens that were prefilled) are of all. Times in ms. `good_tokens`: prompt and output tokens of
+    those that kept both SLOs."""
 
     admission: str
     round: int
     offered: int
     answered: int
     met_slo: int
+    good_tokens: int
     refused: dict[str, int]
     prefilled_in_vain: int
+    cached_share: float
     ttft_p50_ms: float
     ttft_p90_ms: float
     tbt_p50_ms: float
@@ -46,17 +51,22 @@ class Figures(msgspec.Struct, kw_only=True):
 
 
 def run_turn(
-    plan: Plan, admission: str, round_number: int, folder: Path, progress: Callable[[], None]
+    setup: Setup,
+    offered: Sequence[Request],
+    admission: str,
+    round_number: int,
+    folder: Path,
+    progress: Callable[[], None],
 ) -> Figures:
     """`progress` is called once for each request that is over. SystemFailed when something does not start."""
     folder.mkdir()
-    models = folder / "models.json"
-    models.write_bytes(msgspec.json.encode(plan.models))
-    (folder / "router.toml").write_text(_router_toml(plan, admission))
-    command = [sys.executable, "-m", "overloadbench.engine", str(models), str(plan.num_prefill)]
+    played = setup.as_played()
+    cluster = folder / "setup.json"
+    cluster.write_bytes(msgspec.json.encode(played))
+    (folder / "router.toml").write_text(_router_toml(played, admission))
     log = folder / "engines.log"
     engines = Process(
-        [*command, str(plan.num_decode)],
+        [sys.executable, "-m", "overloadbench.engine", str(cluster)],
         log,
         environment={"PYTHONPATH": f"{_BENCHMARKS.parent}:{_BENCHMARKS}"},
     )
@@ -64,56 +74,72 @@ def run_turn(
         engines.wait_until(lambda: log.read_text().endswith("\n"), _READY_TIMEOUT_S, "the stand-in engines")
         ports: list[int] = json.loads(log.read_text())
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        pools = [("--prefill" if at < plan.num_prefill else "--decode", url) for at, url in enumerate(urls)]
+        pools = [("--prefill" if at < setup.num_prefill else "--decode", url) for at, url in enumerate(urls)]
         flags = ["--config", str(folder / "router.toml"), *(word for pair in pools for word in pair)]
         router = RouterProcess(admission, flags, folder)
         try:
-            return asyncio.run(_offer(plan, admission, round_number, router.port, ports, progress))
+            offering = _offer(setup.compress, offered, router.port, ports, progress)
+            answers, counted = asyncio.run(offering)
+            return summed_up(setup, admission, round_number, answers, counted)
         finally:
             router.process.stop()
     finally:
         engines.stop()
 
 
-def _router_toml(plan: Plan, admission: str) -> str:
+def _router_toml(played: Setup, admission: str) -> str:
+    index = ""
+    if played.block_size_tokens:
+        # The engines forget nothing, so where a prompt was sent its prefix stays.
+        index = f"[index]\nblock_size_tokens = {played.block_size_tokens}\npredicted_ttl_ms = {_FOREVER_MS}\n"
     return (
         'pd_protocol = "nixl"\npolicy = "global_cache_aware"\ndecode_policy = "least_tbt"\n'
+        f"{index}"
         f'[scheduling]\nadmission = "{admission}"\n'
-        f"ttft_slo_ms = {plan.ttft_slo_ms * plan.router_share}\n"
-        f"tbt_slo_ms = {plan.tbt_slo_ms * plan.router_share}\n"
-        f"expected_output_tokens = {plan.output_tokens}\ndecode_ms = {plan.decode_ms}\n"
-        + as_toml(plan.models.prefill, plan.models.decode)
+        f"ttft_slo_ms = {played.ttft_slo_ms * played.router_share}\n"
+        f"tbt_slo_ms = {played.tbt_slo_ms * played.router_share}\n"
+        f"expected_output_tokens = {played.expected_output_tokens}\ndecode_ms = {played.decode_ms}\n"
+        + as_toml(played.models.prefill, played.models.decode)
     )
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """What the engines say that they did."""
+
+    prefilled_in_vain: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
 async def _offer(
-    plan: Plan,
-    admission: str,
-    round_number: int,
+    compress: float,
+    offered: Sequence[Request],
     port: int,
     engine_ports: Sequence[int],
     progress: Callable[[], None],
-) -> Figures:
-    offered = list(requests(plan, round_number))  # made before anything is timed
+) -> tuple[list[Answer], Counted]:
+    """Answers in the engines' time."""
+    bodies = [body_of(request) for request in offered]  # before anything is timed
     began = time.monotonic()
 
-    async def client(request: Request) -> Answer:
-        await asyncio.sleep(began + request.at_s - time.monotonic())
-        answer = await ask(port, request, _ANSWER_TIMEOUT_S)
+    async def client(request: Request, body: bytes) -> Answer:
+        await asyncio.sleep(began + request.at_s / compress - time.monotonic())
+        answer = await ask(port, request, body, _ANSWER_TIMEOUT_S)
         progress()
-        return answer
+        return answer.slower(compress)
 
-    answers = await asyncio.gather(*(client(request) for request in offered))
+    answers = await asyncio.gather(*map(client, offered, bodies))
     texts = [await _metrics(engine_port) for engine_port in engine_ports]
     in_vain = _total(texts, PREFILLS_TOTAL) - _total(texts, DECODES_TOTAL)
-    return summed_up(plan, admission, round_number, answers, in_vain)
+    return answers, Counted(in_vain, _total(texts, PROMPT_TOKENS_TOTAL), _total(texts, CACHED_TOKENS_TOTAL))
 
 
 def summed_up(
-    plan: Plan, admission: str, round_number: int, answers: Sequence[Answer], in_vain: int
+    setup: Setup, admission: str, round_number: int, answers: Sequence[Answer], engines: Counted
 ) -> Figures:
-    counted = [answer for answer in answers if answer.at_s >= plan.warm_up_s]
+    counted = [answer for answer in answers if answer.at_s >= setup.warm_up_s]
     whole = [answer for answer in counted if not answer.refused and not answer.failed]
+    good = [answer for answer in whole if answer.meets(setup.ttft_slo_ms, setup.tbt_slo_ms)]
     ttfts = sorted(answer.ttft_ms for answer in whole)
     tbts = sorted(answer.tbt_ms for answer in whole)
     return Figures(
@@ -121,9 +147,11 @@ def summed_up(
         round=round_number,
         offered=len(counted),
         answered=len(whole),
-        met_slo=sum(answer.meets(plan.ttft_slo_ms, plan.tbt_slo_ms) for answer in whole),
+        met_slo=len(good),
+        good_tokens=sum(answer.tokens for answer in good),
         refused=dict(Counter(answer.refused for answer in counted if answer.refused).most_common()),
-        prefilled_in_vain=in_vain,
+        prefilled_in_vain=engines.prefilled_in_vain,
+        cached_share=engines.cached_tokens / max(engines.prompt_tokens, 1),
         ttft_p50_ms=quantile(ttfts, 0.5),
         ttft_p90_ms=quantile(ttfts, 0.9),
         tbt_p50_ms=quantile(tbts, 0.5),
@@ -143,13 +171,14 @@ def added(figures: Sequence[Figures]) -> Figures:
     for one in figures:
         refused.update(one.refused)
     values = [asdict(one) for one in figures]
-    counts = {name: sum(v[name] for v in values) for name in ("offered", "answered", "met_slo")}
-    times = {name: sum(v[name] for v in values) / len(values) for name in values[0] if name.endswith("_ms")}
+    names = ("offered", "answered", "met_slo", "good_tokens", "prefilled_in_vain")
+    counts = {name: sum(v[name] for v in values) for name in names}
+    means = [name for name in values[0] if name.endswith(("_ms", "_share"))]
+    times = {name: sum(v[name] for v in values) / len(values) for name in means}
     return Figures(
         admission=figures[0].admission,
         round=len(figures),
         refused=dict(refused.most_common()),
-        prefilled_in_vain=sum(one.prefilled_in_vain for one in figures),
         failures=sorted({text for one in figures for text in one.failures}),
         **counts,
         **times,

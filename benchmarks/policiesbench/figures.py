@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -80,8 +81,16 @@ def tbt_quantile(share: float) -> Callable[[Turn], float]:
     return lambda turn: quantile(turn.tbts_ms, share)
 
 
+class OfRound(Protocol):
+    @property
+    def round(self) -> int: ...
+
+
+AnyTurn = TypeVar("AnyTurn", bound=OfRound)
+
+
 def paired(
-    slower: Sequence[Turn], faster: Sequence[Turn], figure: Callable[[Turn], float], seed: int
+    slower: Sequence[AnyTurn], faster: Sequence[AnyTurn], figure: Callable[[AnyTurn], float], seed: int
 ) -> Difference:
     """`figure` of the one minus that of the other, round by round: both answered the same requests in it.
 

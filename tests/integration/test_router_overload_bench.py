@@ -44,3 +44,33 @@ def test_an_engine_that_cannot_meet_its_slo_is_told_before_anything_runs() -> No
     done = run("--tbt-slo-ms", "1")
     assert done.returncode == 2
     assert "raise --tbt-slo-ms" in done.stderr
+
+
+def test_a_trace_is_replayed_to_router_and_simulator(tmp_path: Path) -> None:
+    trace = ROOT / "tests" / "data" / "synthetic_trace_head.jsonl"
+    figures = tmp_path / "figures.json"
+    cluster = ("--prefill-nodes", "2", "--decode-nodes", "2", "--speed", "20", "--compress", "40")
+    done = run("--trace", str(trace), "--rounds", "2", "--quick", *cluster, "--json", str(figures))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(figures.read_text())
+    for measured, simulated in zip(document["totals"], document["simulated_totals"], strict=True):
+        assert measured["admission"] == simulated["admission"]
+        assert measured["offered"] == simulated["offered"] > 0
+        for one in (measured, simulated):
+            assert one["answered"] + sum(one["refused"].values()) == one["offered"]
+            assert one["cached_share"] > 0
+        assert measured["refused"] and simulated["refused"]
+    assert "Refused more in a round" in done.stdout
+
+
+def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("timestamp,input_length,output_length\n0,10,5\n1000,20,5\n")
+    for arguments, message in (
+        (("--trace", str(tmp_path / "absent.jsonl")), "cannot be read"),
+        (("--trace", str(lengths)), "without hash_ids"),
+        (("--trace", str(lengths), "--speed", "0"), "must be positive"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert message in done.stderr and "Traceback" not in done.stderr
