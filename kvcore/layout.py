@@ -116,6 +116,22 @@ def extent_spans(extents: Sequence[int], begin: int, end: int) -> list[tuple[int
     return spans
 
 
+def granted_spans(
+    extents: Sequence[int],
+    size_bytes: int,
+    num_layers: int,
+    layer_begin: int,
+    layer_end: int,
+    pool_size_bytes: int,
+) -> tuple[int, list[tuple[int, int]] | None] | None:
+    """Of layers [layer_begin, layer_end) of a Grant, whose fields a store may have wrong: their bytes, and
+    the spans of the pool as `spans_within`. None when it has no such layers."""
+    if num_layers < 1 or not 0 <= layer_begin < layer_end <= num_layers:
+        return None
+    begin, end = layer_span(size_bytes, num_layers, layer_begin, layer_end)
+    return None if begin >= end else (end - begin, spans_within(extents, begin, end, pool_size_bytes))
+
+
 def spans_within(
     extents: Sequence[int], begin: int, end: int, pool_size_bytes: int
 ) -> list[tuple[int, int]] | None:

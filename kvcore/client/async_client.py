@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from kvcore.client.address import Address, parse_address, tune_socket
 from kvcore.client.async_management import AsyncManagement
-from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
+from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult, is_lookup_of
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, FIRST_PAUSE_S, LONGEST_PAUSE_S, REFUSED_PAUSE_S
 from kvcore.client.names import key_runs, named
 from kvcore.client.silence import Silence
@@ -226,7 +226,7 @@ class AsyncStoreClient(AsyncManagement):
             return UNAVAILABLE_LOOKUP
         for run in key_runs(list(keys), self._connection.session.max_keys):
             outcome, _ = await self._ask(m.Lookup, (run, include_pending), timeout_ms)
-            if not isinstance(outcome, m.LookupReply):
+            if not isinstance(outcome, m.LookupReply) or not is_lookup_of(run, outcome):
                 return UNAVAILABLE_LOOKUP
             layers_ready += outcome.layers_ready
             tiers += outcome.tiers

@@ -11,7 +11,7 @@ import msgspec
 
 from kvcore.transport.base import Buffer, Region, Transfer
 from kvcore.transport.pool_view import ObjectView
-from kvcore.wire.messages import EvictStrategy, KeyInfo, PinKind, Status, Tier
+from kvcore.wire.messages import EvictStrategy, KeyInfo, LookupReply, PinKind, Status, Tier
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -26,6 +26,11 @@ class LookupResult(msgspec.Struct, frozen=True):
 
 
 UNAVAILABLE_LOOKUP = LookupResult(num_hits=0, layers_ready=(), tiers=(), load=0.0, available=False)
+
+
+def is_lookup_of(keys: Sequence[bytes], reply: LookupReply) -> bool:
+    """Whether the answer can be one to these keys: an engine believes in as many hits as it is told."""
+    return 0 <= reply.num_hits == len(reply.layers_ready) == len(reply.tiers) <= len(keys)
 
 
 class LayerwiseStore(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcore.client.address import parse_address
 from kvcore.client.arena import Arenas
-from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult
+from kvcore.client.base import UNAVAILABLE_LOOKUP, LookupResult, is_lookup_of
 from kvcore.client.counters import UNAVAILABLE_TOTAL, Counters
 from kvcore.client.link import DEFAULT_TIMEOUT_MS, LinkKeeper, LinkOptions
 from kvcore.client.management import Management
@@ -153,7 +153,7 @@ class StoreClient(Management):
         load = 0.0
         for run in key_runs(list(keys), link.connection.max_keys):
             outcome = link.connection.ask(m.Lookup, (run, include_pending), deadline)
-            if not isinstance(outcome, m.LookupReply):
+            if not isinstance(outcome, m.LookupReply) or not is_lookup_of(run, outcome):
                 self._count_failure(outcome)
                 return UNAVAILABLE_LOOKUP
             layers_ready += outcome.layers_ready

@@ -4,7 +4,7 @@ holds."""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcore.layout import layer_span, spans_within
+from kvcore.layout import granted_spans
 from kvcore.transport.channel import Call, Outcome
 from kvcore.transport.checksums import is_corrupt
 from kvcore.transport.held_grants import Held
@@ -112,12 +112,22 @@ class RdmaReadPart:
         if grant.status != Status.OK:
             return status_of(grant.status)
         layer_end = self._layer_end or grant.num_layers
-        begin, end = layer_span(grant.size_bytes, grant.num_layers, self._layer_begin, layer_end)
-        views = self._sink(index, end - begin)
+        granted = granted_spans(
+            grant.extents,
+            grant.size_bytes,
+            grant.num_layers,
+            self._layer_begin,
+            layer_end,
+            self._plane.pool_size_bytes,
+        )
+        # Nobody makes room for a size that the store made up.
+        if granted is None or granted[0] > self._plane.pool_size_bytes:
+            return Status.INVALID
+        num_bytes, spans = granted
+        views = self._sink(index, num_bytes)
         if views is None:
             return Status.INVALID
         self._views[position] = views
-        spans = spans_within(grant.extents, begin, end, self._plane.pool_size_bytes)
         if spans is None:
             # The store gives extents only to who has a queue pair with it.
             self._inline.append(position)

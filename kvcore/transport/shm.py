@@ -8,7 +8,7 @@ tcp plane, where that is cheaper.
 import time
 from collections.abc import Sequence
 
-from kvcore.layout import layer_span, spans_within, total_bytes
+from kvcore.layout import granted_spans, layer_span, spans_within, total_bytes
 from kvcore.transport.base import WriteBatch
 from kvcore.transport.channel import Call, Channel, Outcome
 from kvcore.transport.checksums import RunningSums, is_corrupt
@@ -122,19 +122,20 @@ class AcquirePart:
         if grant.status != Status.OK:
             return status_of(grant.status)
         layer_end = self._layer_end or grant.num_layers
-        begin, end = layer_span(grant.size_bytes, grant.num_layers, self._layer_begin, layer_end)
-        views = self._sink(index, end - begin)
-        if views is None:
-            return Status.INVALID
-        spans = spans_within(grant.extents, begin, end, len(pool))
-        if spans is None:
+        granted = granted_spans(
+            grant.extents, grant.size_bytes, grant.num_layers, self._layer_begin, layer_end, len(pool)
+        )
+        # Only what lies in the pool: nobody makes room for a size that the store made up.
+        num_bytes, spans = granted or (0, None)
+        views = self._sink(index, num_bytes) if spans is not None else None
+        if spans is None or views is None:
             return Status.INVALID
         copy_from_pool(pool, spans, views)
         expected = grant.checksums[self._layer_begin : layer_end]
         if self._plane.verify and expected and is_corrupt(views, expected):
             self._corrupt.append(key)
             return Status.CORRUPT
-        self.moved_bytes += end - begin
+        self.moved_bytes += num_bytes
         return Status.OK
 
 

@@ -71,9 +71,12 @@ class ReadPart:
         sizes_bytes = reply.sizes_bytes
         if (
             not len(reply.statuses) == len(sizes_bytes) == len(self._keys)
+            or len(reply.num_layers) not in (0, len(self._keys))
             or sum(sizes_bytes) != payload_bytes
         ):
             raise RemoteProtocolError(f"a ReadReply that does not fit its request of {len(self._keys)} keys")
+        if reply.checksums and len(reply.checksums) != self._num_sums(reply):
+            raise RemoteProtocolError(f"a ReadReply with {len(reply.checksums)} checksums for other layers")
         targets: list[memoryview] = []
         sink, placed = self._sink, self._placed
         for index, code, size_bytes in zip(self.indices, reply.statuses, sizes_bytes, strict=True):
@@ -112,6 +115,14 @@ class ReadPart:
             # Left there it could neither be read nor be written again.
             self._channel.forget(Remove, (corrupt,))
         return statuses
+
+    def _num_sums(self, reply: ReadReply) -> int:
+        """How many checksums belong to its payload; -1 when it says that there are layers without any."""
+        statuses, counts = reply.statuses, reply.num_layers
+        if not counts:
+            return self._num_layers * statuses.count(OK_CODE) if self._num_layers else -1
+        of_found = [count for count, code in zip(counts, statuses, strict=True) if code == OK_CODE]
+        return sum(of_found) if min(of_found, default=1) > 0 else -1
 
     def _count_of(self, reply: ReadReply, index: int) -> int:
         return reply.num_layers[index] if reply.num_layers else self._num_layers
