@@ -96,8 +96,11 @@ class SsdColdTier:
                 status = Status.MISSING if outcome.status is Status.UNAVAILABLE else outcome.status
                 store.promotions.loaded(token, status, outcome.checksums)
             elif isinstance(outcome, Dropped):
-                logger.info(
-                    "objects left the SSD", extra={"objects": len(outcome.keys), "why": outcome.reason}
+                # A full disk reclaims segments all the time.
+                logger.log(
+                    logging.DEBUG if outcome.reason == "reclaimed" else logging.INFO,
+                    "objects left the SSD",
+                    extra={"objects": len(outcome.keys), "why": outcome.reason},
                 )
                 if self._placements is not None:
                     self._placements.removed(outcome.keys, Tier.SSD)
