@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvcore.errors import ConfigError
 from kvsim import plots
 from kvsim.config import ClusterSpec, SimConfig
 from kvsim.hit_rate import hit_rates
@@ -32,6 +33,8 @@ def by_capacity(traces: Traces, many: Many) -> Figure:
             for r in rates
         ]
         ceiling = rates[-1].of_blocks
+        if not ceiling:
+            raise ConfigError(f"{name}: no block comes twice, so there is nothing to draw: give a real trace")
         one_node = next(r.of_blocks for r in rates if r.capacity_blocks == ONE_NODE_BLOCKS)
         rows.append(
             Row(
