@@ -104,8 +104,9 @@ class SchedulerSide:
         limit = state.loadable_blocks(self._block_size_tokens)
         state.num_local_blocks = local
         state.follows = False
-        # A request that begins anew after a reset is computed with the weights of now.
-        state.variant = self._variants.of(request.lora_request)
+        if state.variant is None:
+            # A request that begins anew after a reset is computed with the weights of now.
+            state.variant = self._variants.of(request.lora_request)
         if state.load_failed or state.variant is None:
             # vLLM asks again after a failed load. What is missing is computed here, for sure.
             return 0, False

@@ -36,7 +36,8 @@ class Variants:
 
     def of(self, lora_request: Any) -> bytes | None:
         """What the request's blocks are named by, besides their hashes; None when nobody can know what they
-        are computed with. `lora_request`: vLLM's LoRARequest, or None."""
+        are computed with. `lora_request`: vLLM's LoRARequest, or None. Looks at the adapter's directory, so
+        it is to be asked once a request."""
         if lora_request is None:
             return self._reset
         identity = self._adapter(int(lora_request.lora_int_id), str(lora_request.lora_path))
@@ -45,14 +46,19 @@ class Variants:
     def _adapter(self, lora_id: int, path: str) -> str | None:
         """Looked at when the first request names it, which is about when the engine loads it. An engine may
         load it again, unseen, so files that change later make an adapter that nobody knows."""
-        directory = model_directory(path)
-        files = _files(directory)
         known = self._adapters.get((lora_id, path))
+        if known is not None and known[0] is None:
+            return None
+        try:
+            directory = model_directory(path)
+        except OSError:
+            directory = None
+        files = _files(directory)
         if known is None:
             known = self._adapters[lora_id, path] = self._identified(path, directory), files
             if known[0] is None:
                 logger.warning("the weights of adapter %s cannot be identified: its KV is not shared", path)
-        elif known[0] is not None and known[1] != files:
+        elif known[1] != files:
             known = self._adapters[lora_id, path] = None, files
             logger.warning("the files of adapter %s have changed: its KV is shared no more", path)
         return known[0]
