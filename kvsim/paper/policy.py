@@ -78,8 +78,8 @@ def run(traces: Traces, many: Many) -> Figure:
         "Elastic prefill, priced admission and holding against Algorithm 1 + predictive, 8P+8D, TBT 200 ms",
         rows,
         claims,
-        "The same constants for both traces and all loads; fitted on either trace they gain more than 10 % "
-        "on the other. With the first token counted where it is computed, and the wait behind it as the "
-        "first interval, the gain on synthetic is smaller. See docs/kvsim-policy.md.",
+        "The same constants for both traces and all loads. With the first token counted where it is "
+        "computed, and the wait behind it as the first interval, the gain on synthetic is smaller. See "
+        "docs/kvsim-policy.md.",
         figures,
     )
