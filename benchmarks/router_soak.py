@@ -1,6 +1,6 @@
 """Mixed traffic through two routers while their engines are killed, restarted and stopped.
 
-    scripts/bench router_soak [--minutes 30] [--rate 12] [--json FILE]
+    scripts/bench router_soak [--minutes 30] [--rate 12] [--compiled] [--json FILE]
 
 One router in front of three mixed engines (Algorithm 1, admission), one in front of two prefill and two
 decode engines, an open dashboard on each. Ends with status 1 when a request hung, when a counter of requests
@@ -30,9 +30,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=12.0, help="requests a second to each router")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compiled", action="store_true", help="the routers' hot path is compiled")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     args = parser.parse_args()
-    plan = Plan(seconds=args.minutes * 60, requests_per_s=args.rate, seed=args.seed)
+    plan = Plan(seconds=args.minutes * 60, requests_per_s=args.rate, seed=args.seed, compiled=args.compiled)
     try:
         with tempfile.TemporaryDirectory(prefix="soak.") as folder:
             outcomes = asyncio.run(soak(Path(folder), plan, _show_progress))

@@ -22,6 +22,7 @@ from kvcore.logs import configure_logging
 from router import profile
 from router.app import Router
 from router.config import RouterConfig
+from router.core import algorithm1
 from router.core.policies import POLICIES
 from router.core.recording import Write
 from router.discovery import make_discovery
@@ -78,7 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         conflict_handler="resolve",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"mooncake-router {__version__}")
+    build = "plain Python" if str(algorithm1.__file__).endswith(".py") else "compiled"
+    parser.add_argument("--version", action="version", version=f"mooncake-router {__version__} ({build})")
     engines = parser.add_argument_group("engines")
     basics = parser.add_argument_group("running")
     add_flags(parser, RouterConfig)

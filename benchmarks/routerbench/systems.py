@@ -14,6 +14,7 @@ from storebench.peers import cache_dir, venv_python
 from storebench.processes import Process, SystemFailed, free_port
 
 from routerbench.cases import Case
+from routerbench.ours import router_command
 
 _READY_TIMEOUT_S = 60.0
 _FOLDER = Path(__file__).resolve().parent
@@ -44,17 +45,19 @@ class System(msgspec.Struct, frozen=True):
         return case.has_prompts or not self.only_prompts
 
 
-def _ours(*flags: str) -> Callable[[int, Sequence[str]], list[str | Path]]:
+def _router(port: int, *, compiled: bool) -> list[str | Path]:
+    return [*router_command(compiled=compiled), "--port", str(port), "--log-level", "error"]
+
+
+def _ours(*flags: str, compiled: bool = True) -> Callable[[int, Sequence[str]], list[str | Path]]:
     def command(port: int, urls: Sequence[str]) -> list[str | Path]:
-        router = [sys.executable, "-m", "router.cli", "--port", str(port), "--log-level", "error"]
-        return [*router, "--worker-urls", *urls, *flags]
+        return [*_router(port, compiled=compiled), "--worker-urls", *urls, *flags]
 
     return command
 
 
 def _ours_split(port: int, urls: Sequence[str]) -> list[str | Path]:
-    router = [sys.executable, "-m", "router.cli", "--port", str(port), "--log-level", "error"]
-    return [*router, "--prefill", urls[0], "--decode", urls[1], *_ALGORITHM1]
+    return [*_router(port, compiled=True), "--prefill", urls[0], "--decode", urls[1], *_ALGORITHM1]
 
 
 def _peer(
@@ -95,11 +98,15 @@ def _relay_in_c(port: int, urls: Sequence[str]) -> list[str | Path]:
 
 
 OURS = (
-    System("ours round_robin", "mooncake-router, no prompt is read", _ours()),
+    System("ours round_robin", "mooncake-router, compiled; no prompt is read", _ours()),
+    System("ours", "the same with Algorithm 1, index and admission, prompts as text", _ours(*_ALGORITHM1)),
+    System("ours in plain Python", "the same, not compiled", _ours(*_ALGORITHM1, compiled=False)),
     System(
-        "ours", "mooncake-router with Algorithm 1, index and admission, prompts as text", _ours(*_ALGORITHM1)
+        "ours split",
+        "compiled, Algorithm 1, with a prefill and a decode engine",
+        _ours_split,
+        separate_prefill=True,
     ),
-    System("ours split", "the same with a prefill and a decode engine", _ours_split, separate_prefill=True),
 )
 # Nobody in the path of the bytes can take less: in C what the kernel takes, in Python what uvloop adds to it.
 FLOORS = (

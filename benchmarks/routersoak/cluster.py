@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
+from routerbench.ours import router_command
 from storebench.processes import Process, SystemFailed, cpu_seconds, free_port
 
 _ENGINE = Path(__file__).resolve().parents[1] / "router_engine.py"
@@ -100,10 +101,10 @@ class Gauges(msgspec.Struct, frozen=True):
 class RouterProcess:
     """A `mooncake-router`. SystemFailed when it does not begin to listen."""
 
-    def __init__(self, name: str, flags: list[str], folder: Path) -> None:
+    def __init__(self, name: str, flags: list[str], folder: Path, *, compiled: bool = False) -> None:
         ready = folder / f"{name}.ready"
         log_path = folder / f"{name}.log"
-        command = [sys.executable, "-m", "router.cli", "--port", "0", "--ready-file", str(ready), *flags]
+        command = [*router_command(compiled=compiled), "--port", "0", "--ready-file", str(ready), *flags]
         # An engine that is down for seconds would fill the log with each of its requests.
         self.process = Process([*command, "--log-level", "error"], log_path)
         try:
@@ -154,7 +155,7 @@ def _of_process(pid: int) -> tuple[int, int, float]:
 class Stack:
     """Engines and routers that end with it, whatever happens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, compiled: bool = False) -> None:
         self.engines = {
             name: Engine(folder / f"{name}.log") for name in ("m0", "m1", "m2", "p0", "p1", "d0", "d1")
         }
@@ -189,7 +190,7 @@ class Stack:
         }
         try:
             for name, flags in flavours.items():
-                self.routers.append(RouterProcess(name, [*flags, *often], folder))
+                self.routers.append(RouterProcess(name, [*flags, *often], folder, compiled=compiled))
         except SystemFailed:
             self.close()
             raise

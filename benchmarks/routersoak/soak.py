@@ -27,6 +27,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 60.0  # of one request: beyond it, it hangs
     sample_every_s: float = 5.0
     seed: int = 0
+    compiled: bool = False  # the routers, their hot path
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -70,7 +71,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 async def soak(folder: Path, plan: Plan, progress: Callable[[str], None]) -> list[Outcome]:
     """One outcome for each router. SystemFailed when something does not even start."""
-    with Stack(folder) as stack:
+    with Stack(folder, compiled=plan.compiled) as stack:
         return await _soak(stack, plan, progress)
 
 

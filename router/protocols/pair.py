@@ -4,8 +4,6 @@ An engine whose partner never comes waits for minutes (sgl-project/sglang#9726: 
 pair, with names of its own, and nothing is ever sent to one side alone.
 """
 
-from typing import NamedTuple
-
 import msgspec
 
 from router.core.decision import Decision, Rejection, RejectReason
@@ -18,12 +16,13 @@ from router.protocols.base import Exchange, Services
 from router.protocols.bodies import Fields, read_fields
 
 
-class PairBodies(NamedTuple):
+class PairBodies:
     """`prefill_lines`: header lines for the prefill leg alone."""
 
-    prefill: bytes
-    decode: bytes
-    prefill_lines: bytes = b""
+    def __init__(self, prefill: bytes, decode: bytes, prefill_lines: bytes = b"") -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.prefill_lines = prefill_lines
 
 
 class PairExchange(Exchange):

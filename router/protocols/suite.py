@@ -12,8 +12,6 @@ as the prefill engine commits them (design: "layer-wise streaming"). So the pref
   nobody has reserved, so the decode leg is sent again without a prefill to wait for.
 """
 
-import msgspec
-
 from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg
 from router.http.request import Request
@@ -27,15 +25,6 @@ from router.protocols.prefilled import PrefilledExchange
 PARAMS = "mooncake_pd"
 # A prefill that outlives its answer (the decode engine did not need it) may end by itself this long.
 LINGER_S = 2.0
-
-
-class TransferParams(msgspec.Struct, frozen=True, gc=False):
-    """`kv_transfer_params.mooncake_pd`. Equal `transfer_id`s belong together; a decode engine waits at most
-    `wait_ms` for each of the prefill engine's layers."""
-
-    role: str
-    transfer_id: str
-    wait_ms: int
 
 
 class SuiteExchange(PrefilledExchange):
@@ -59,7 +48,10 @@ class SuiteExchange(PrefilledExchange):
         super().send_answer(state, now)
 
     def _body_for(self, role: str, fields: Fields) -> bytes:
-        params = TransferParams(role, self._transfer_id, self.services.config.pd_wait_ms)
+        """Equal transfer ids belong together; a decode engine waits at most `wait_ms` for each of the prefill
+        engine's layers."""
+        wait_ms = self.services.config.pd_wait_ms
+        params = {"role": role, "transfer_id": self._transfer_id, "wait_ms": wait_ms}
         return write_fields(with_transfer_params(fields, {PARAMS: params}))
 
     # PrefillListener
