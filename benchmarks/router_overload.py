@@ -32,7 +32,9 @@ figures stand beside the measured ones.
 An hour of that would take an hour, so everything that has a duration is --compress times as fast: the
 engines, the arrivals, the SLOs and the models the router predicts with. All reported times are multiplied
 again. Only what really takes time here, the router's work and the delays of this machine, counts --compress
-times as much; `--compress 1 --quick` shows how little that is. Prompts are not shortened.
+times as much; `--compress 1 --quick` shows how little that is on a machine with nothing else to do. On one
+that is busy, requests are sent late, and the figures of such a turn are said to be worthless. Prompts are not
+shortened.
 """
 
 import argparse
@@ -58,6 +60,8 @@ from kvsim.runs import read_any, simulate
 from router.core.settings import Settings
 
 _WIDTH_IN_A_PIPE = 120
+# Of the TTFT SLO. A delay of all takes that much away from it.
+_LATE_SHARE = 0.05
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     complaints = _complaints(tables.totals(measured))
-    for complaint in complaints:
+    for complaint in (*complaints, *_too_busy(load, measured)):
         print(f"router_overload: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
 
@@ -109,6 +113,16 @@ def _complaints(totals: Sequence[Figures]) -> list[str]:
         f"{one.admission}: {one.prefilled_in_vain} requests were prefilled in vain"
         for one in totals
         if one.admission != "baseline" and one.prefilled_in_vain
+    ]
+
+
+def _too_busy(load: Load, turns: Sequence[Figures]) -> list[str]:
+    limit_ms = _LATE_SHARE * load.setup.ttft_slo_ms
+    return [
+        f"round {turn.round + 1}, {turn.admission}: requests were sent up to {turn.late_p99_ms:.0f} ms late, "
+        f"more than {limit_ms:.0f}: the machine was too busy to play this cluster, its figures say nothing"
+        for turn in turns
+        if turn.late_p99_ms > limit_ms
     ]
 
 

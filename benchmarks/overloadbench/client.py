@@ -23,18 +23,25 @@ class _Refusal(msgspec.Struct):
 
 class Answer(msgspec.Struct, frozen=True):
     """`tokens` of prompt and output together. `refused`: the router's reason. `failed`: anything that is
-    neither a whole answer nor a refusal."""
+    neither a whole answer nor a refusal. `late_ms`: it was sent so much too late, since the machine had no
+    time for its client."""
 
     at_s: float
     ttft_ms: float = 0.0
     tbt_ms: float = 0.0  # mean
     tokens: int = 0
+    late_ms: float = 0.0
     refused: str = ""
     failed: str = ""
 
     def slower(self, factor: float) -> "Answer":
-        """With both durations so many times as long."""
-        return replace(self, ttft_ms=self.ttft_ms * factor, tbt_ms=self.tbt_ms * factor)
+        """With all durations so many times as long."""
+        return replace(
+            self,
+            ttft_ms=self.ttft_ms * factor,
+            tbt_ms=self.tbt_ms * factor,
+            late_ms=self.late_ms * factor,
+        )
 
     def meets(self, ttft_slo_ms: float, tbt_slo_ms: float) -> bool:
         return self.ttft_ms <= ttft_slo_ms and self.tbt_ms <= tbt_slo_ms

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from routersoak.cluster import RouterProcess
 from storebench.processes import Process, SystemFailed
 
@@ -28,7 +28,8 @@ _BENCHMARKS = Path(__file__).resolve().parents[1]
 class Figures(msgspec.Struct, kw_only=True):
     """Of the requests sent after the warm-up; `prefilled_in_vain`, `failures` and `cached_share` (of the
     prompt tokens that were prefilled) are of all. Times in ms. `good_tokens`: prompt and output tokens of
-    those that kept both SLOs."""
+    those that kept both SLOs. `late_p99_ms`: how late requests were sent, a measure of what else the machine
+    did."""
 
     admission: str
     round: int
@@ -43,6 +44,7 @@ class Figures(msgspec.Struct, kw_only=True):
     ttft_p90_ms: float
     tbt_p50_ms: float
     tbt_p90_ms: float
+    late_p99_ms: float
     failures: list[str]
 
     @property
@@ -123,10 +125,12 @@ async def _offer(
     began = time.monotonic()
 
     async def client(request: Request, body: bytes) -> Answer:
-        await asyncio.sleep(began + request.at_s / compress - time.monotonic())
+        due_at = began + request.at_s / compress
+        await asyncio.sleep(due_at - time.monotonic())
+        late_ms = (time.monotonic() - due_at) * 1e3
         answer = await ask(port, request, body, _ANSWER_TIMEOUT_S)
         progress()
-        return answer.slower(compress)
+        return replace(answer, late_ms=late_ms).slower(compress)
 
     answers = await asyncio.gather(*map(client, offered, bodies))
     texts = [await _metrics(engine_port) for engine_port in engine_ports]
@@ -156,6 +160,7 @@ def summed_up(
         ttft_p90_ms=quantile(ttfts, 0.9),
         tbt_p50_ms=quantile(tbts, 0.5),
         tbt_p90_ms=quantile(tbts, 0.9),
+        late_p99_ms=quantile(sorted(answer.late_ms for answer in answers), 0.99),
         failures=sorted({answer.failed for answer in answers if answer.failed}),
     )
 

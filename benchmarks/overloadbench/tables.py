@@ -51,6 +51,8 @@ def figures_table(title: str, setup: Setup, counted_s: float, turns: Sequence[Fi
     row(f"TTFT p90, ms (SLO {setup.ttft_slo_ms:g})", *(one.ttft_p90_ms for one in found))
     row("TBT p50, ms", *(one.tbt_p50_ms for one in found))
     row(f"TBT p90, ms (SLO {setup.tbt_slo_ms:g})", *(one.tbt_p90_ms for one in found))
+    if any(one.late_p99_ms for one in found):
+        row("sent late, p99, ms", *(one.late_p99_ms for one in found))
     return table
 
 

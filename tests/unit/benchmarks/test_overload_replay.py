@@ -68,8 +68,8 @@ def test_compressing_changes_no_ratio() -> None:
     assert played.models.decode.tbt_ms(20, 90_000) == pytest.approx(decode.tbt_ms(20, 90_000) / 10)
     # What is not a duration stays.
     assert (played.router_share, played.expected_output_tokens) == (0.9, setup.expected_output_tokens)
-    answer = Answer(70.0, ttft_ms=200.0, tbt_ms=8.0, tokens=5).slower(10.0)
-    assert (answer.at_s, answer.ttft_ms, answer.tbt_ms, answer.tokens) == (70.0, 2000.0, 80.0, 5)
+    answer = Answer(70.0, ttft_ms=200.0, tbt_ms=8.0, tokens=5, late_ms=1.0).slower(10.0)
+    assert answer == Answer(70.0, ttft_ms=2000.0, tbt_ms=80.0, tokens=5, late_ms=10.0)
 
 
 def test_the_engine_remembers_full_blocks_and_computes_the_last_token() -> None:
