@@ -66,9 +66,11 @@ class EngineHolder:
     def generate(self, requests: list[dict[str, Any]], max_steps: int = 0) -> dict[str, Any]:
         """Adds all requests at once and steps until they are done, or `max_steps`; then aborts the rest.
 
-        A request: {"tokens": [...], "max_tokens": n, "params": kv_transfer_params or None}.
+        A request: {"tokens": [...], "max_tokens": n, "params": kv_transfer_params or None, "adapter": the
+        directory of a LoRA adapter, or nothing}.
         """
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         engine = self.llm.llm_engine
         done: dict[str, Any] = {}
@@ -78,7 +80,9 @@ class EngineHolder:
             sampling = SamplingParams(
                 temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, extra_args=extra
             )
-            engine.add_request(name, {"prompt_token_ids": request["tokens"]}, sampling)
+            path = request.get("adapter")
+            adapter = LoRARequest("adapter", 1, path) if path else None
+            engine.add_request(name, {"prompt_token_ids": request["tokens"]}, sampling, lora_request=adapter)
         steps = 0
         while engine.has_unfinished_requests() and not (max_steps and steps >= max_steps):
             for output in engine.step():
