@@ -136,6 +136,8 @@ def _engine(vllm_config: Any) -> str:
     }
     if str(getattr(getattr(vllm_config, "load_config", None), "load_format", "")) == "dummy":
         settings["weights"] = "dummy"
+    if config_path := getattr(model, "hf_config_path", None):
+        settings["hf_config_path"] = str(config_path)
     if (long_factors := _uses_long_factors(vllm_config)) is not None:
         settings["long_rope"] = long_factors
     if speculative is not None:
