@@ -32,6 +32,7 @@ class _Load:
         self.context = context
         self.layers_done = 0
         self.is_distrusted = False
+        self.is_stuck = False
         self.lost_blocks: set[int] = set()
         self.layer_in: list[Done] = []  # reached when layer l is in the engine's tensors; may end early
 
@@ -99,8 +100,11 @@ class Loader:
         with self._changed:
             for load in self._sync:
                 limit = max(0.0, load.context.deadline - time.monotonic()) + 2 * TRANSFER_GRACE_MS / 1e3
+                # One that has outlived its deadline once is not waited for at every further layer.
+                limit = 0.0 if load.is_stuck else limit
                 arrived = self._changed.wait_for(lambda load=load: load.layers_done > layer, limit)  # type: ignore[misc]
                 if not arrived:
+                    load.is_stuck = load.context.cancelled = True
                     self._failed_blocks.update(load.spec.block_ids)
                 intact = intact and arrived and not load.lost_blocks
                 if load.layer_in:

@@ -263,3 +263,27 @@ def test_exactly_the_leading_run_of_what_is_held_arrives(
     assert len(lost) == len(HASHES) - leading
     check_outcome(engine, lost)
     engine.close()
+
+
+def test_a_load_that_never_ends_is_waited_for_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mooncake_connector.loader.TRANSFER_GRACE_MS", 1.0)
+    engine = Engine(filled_store())
+    stuck = threading.Event()
+    monkeypatch.setattr(engine.client, "read_layers", lambda *args, **kwargs: stuck.wait(60))
+    loader = engine.worker._loader
+    assert loader is not None
+    waits: list[float] = []
+    wait_for = loader._changed.wait_for
+
+    def counted(condition: Any, timeout: float) -> bool:
+        waits.append(timeout)
+        return bool(wait_for(condition, timeout))
+
+    monkeypatch.setattr(loader._changed, "wait_for", counted)
+    try:
+        _, lost = engine.step(loads=[load_spec(LoadMode.SYNC, timeout_ms=1.0)])
+    finally:
+        stuck.set()
+    assert lost == set(BLOCKS)
+    assert len([timeout for timeout in waits if timeout > 0]) == 1
+    engine.close()
