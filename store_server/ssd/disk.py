@@ -125,6 +125,8 @@ class Disk:
     def note_now(self, generation: Generation) -> None:
         """Blocks. A disk that takes no note is not at fault for that: it will count as older than it is."""
         with self._noting:
+            if not self._is_claimed:
+                return  # perhaps another store's
             if generation.number and (self.failed or generation <= self._noted):
                 return  # to one that has failed only that it is not to be trusted
             self._noted = generation
@@ -152,9 +154,13 @@ class Disk:
         self._writer.start()
         return dropped
 
-    def close(self) -> None:
-        """Write back what waits, seal, end the threads. Blocks."""
+    def stop_writing(self) -> bool:
+        """Write back what waits, and seal. Blocks. False when not all removals could be written."""
         self._writer.stop()
+        return not self._writer.has_lost_removals
+
+    def close(self) -> None:
+        """After `stop_writing`: end the other threads. Blocks."""
         self._is_claimed = False
         self._readers.shutdown(wait=True)
         self._folder.unlock()

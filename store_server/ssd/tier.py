@@ -93,6 +93,12 @@ class SsdTier:
     def close(self) -> None:
         """Write back what was accepted, seal the segments so that the next start is fast, end the threads.
         The outcomes of the last writes can still be polled."""
+        have_missed = [disk for disk in self._disks if not disk.stop_writing()]
+        if have_missed:
+            self._generation = self._generation.next().with_removal()
+            for disk in self._disks:
+                is_told = disk not in have_missed
+                disk.note_now(self._generation if is_told else self._generation.without_trust())
         for disk in self._disks:
             disk.close()
 

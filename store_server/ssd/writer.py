@@ -44,6 +44,8 @@ class Writer:
         self._busy_bytes = 0
         self._stopping = False
         self._failed = False
+        self.has_lost_removals = False
+        """Read after `stop`: what was to be removed is still there after the next start."""
         self._full_until = 0.0
         self._open: OpenSegment | None = None
         self._arena = Arena(config.batch_bytes + MAX_WRITES_IN_BATCH * PAGE_BYTES)
@@ -108,6 +110,7 @@ class Writer:
                     self._refuse_for_now(writes, removed, error)
                 else:
                     self._failed = True
+                    self.has_lost_removals |= bool(removed)
                     self._on_failure(error)
                     self._refuse(writes, Status.UNAVAILABLE)
             finally:
@@ -203,7 +206,9 @@ class Writer:
         self._refuse(waiting, Status.FULL)
         self._release(waiting)
         with self._wake:
-            if not self._stopping:
+            if self._stopping:
+                self.has_lost_removals |= bool(keys)
+            else:
                 self._queue.extendleft(reversed(keys))
                 self._wake.wait_for(lambda: self._stopping or self._failed, timeout=self._config.retry_s)
 
@@ -219,6 +224,7 @@ class Writer:
         with self._wake:
             self._failed = self._failed or not self._stopping
             waiting = [item for item in self._queue if isinstance(item, WriteRequest)]
+            self.has_lost_removals |= len(waiting) < len(self._queue)
             self._queue.clear()
         self._refuse(waiting, Status.UNAVAILABLE)
         self._release(waiting)

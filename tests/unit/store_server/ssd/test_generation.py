@@ -1,6 +1,7 @@
 """A disk that was out of service while objects were removed brings none of them back."""
 
 import errno
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,6 +93,39 @@ def test_a_removal_on_its_way_to_a_disk_that_fails_is_not_lost(tmp_path: Path) -
     io.fault = lambda call, path: None
     with Driver(tmp_path / "good", tmp_path / "bad", io=io) as driver:
         assert driver.get(key_of(doomed)) is None
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EFBIG, errno.EROFS])
+@pytest.mark.parametrize("waits_s", [0.0, 0.2])
+def test_a_removal_that_a_stop_leaves_no_time_to_write_is_not_lost(
+    tmp_path: Path, code: int, waits_s: float
+) -> None:
+    """Whether the disk's thread has found out by then, or the stop comes first."""
+    io = FaultyIo()
+    with Driver(tmp_path / "only", io=io, retry_s=60) as driver:
+        fill(driver)
+    with Driver(tmp_path / "only", io=io, retry_s=60) as driver:
+        io.fault = lambda call, path: code if "segment" in path and call in ("create", "write") else None
+        removed_by_a_client(driver, key_of(3))
+        time.sleep(waits_s)
+    io.fault = lambda call, path: None
+    with Driver(tmp_path / "only", io=io) as driver:
+        assert driver.get(key_of(3)) is None
+
+
+def test_the_other_disks_are_told_of_it(tmp_path: Path) -> None:
+    io = FaultyIo()
+    paths = [tmp_path / "good", tmp_path / "bad"]
+    with Driver(*paths, io=io) as driver:
+        fill(driver)
+        on_good, on_bad = held_by(driver, 0), held_by(driver, 1)
+    with Driver(*paths, io=io) as driver:
+        io.fault = lambda call, path: errno.EROFS if "/bad/" in path and call in ("create", "write") else None
+        removed_by_a_client(driver, key_of(on_bad[0]))
+    io.fault = lambda call, path: None
+    with Driver(*paths, io=io) as driver:
+        assert driver.get(key_of(on_bad[0])) is None
+        assert all(driver.get(key_of(number)) == make_data(number, SIZE) for number in on_good)
 
 
 def test_the_only_disk_is_not_trusted_if_it_still_takes_the_note(tmp_path: Path) -> None:
