@@ -10,7 +10,6 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-
 AGAIN = {"compiled": "with the router's hot path compiled"}
 
 
