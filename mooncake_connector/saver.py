@@ -66,11 +66,14 @@ class Saver:
         step = StepSave(specs, keys, parents)
         if self._open >= MAX_STEPS_QUEUED:
             self._counters.add(metrics.SAVE_SKIPPED_STAGING_TOTAL, len(step.keys))
-            self._abort(step, step.followed_indices)
-            return
+            if not step.followed_indices:
+                return
+            # Whoever follows is told by the save thread: the store may not even take a word now.
+            step.abandon()
+        else:
+            self._step = step
         with self._idle:
             self._open += 1
-        self._step = step
         self._queue.put(step)
 
     def save_layer(self, layer: int) -> None:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -223,6 +225,37 @@ def test_a_store_that_is_down_costs_nothing_but_a_counter_and_is_used_when_back(
     store.start()
     engine.save(HASHES, [0, 1, 2, 3])
     check_contents(store, HASHES)
+    engine.close()
+
+
+def test_who_follows_a_step_that_is_skipped_is_told_but_not_by_the_engines_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mooncake_connector.saver.MAX_STEPS_QUEUED", 1)
+    engine = Engine(FakeStore())
+    is_let_go, is_told = threading.Event(), threading.Event()
+    told_by: list[tuple[threading.Thread, int]] = []
+    reserve = engine.client.reserve
+
+    def slow_reserve(*args: Any, **kwargs: Any) -> Any:
+        is_let_go.wait(60)
+        return reserve(*args, **kwargs)
+
+    def abort(keys: Sequence[bytes]) -> None:
+        told_by.append((threading.current_thread(), len(keys)))
+        is_told.set()
+
+    monkeypatch.setattr(engine.client, "reserve", slow_reserve)
+    monkeypatch.setattr(engine.client, "abort", abort)
+    engine.step(saves=[SaveSpec("first", HASHES[:1], [0])])
+    engine.step(saves=[SaveSpec("skipped", HASHES[1:2], [1]), SaveSpec("leg", HASHES[2:4], [2, 3], True)])
+    assert told_by == []
+    is_let_go.set()
+    assert is_told.wait(60)
+    assert engine.worker.drain(DEADLINE_MS)
+    assert [num_keys for _, num_keys in told_by] == [2]
+    assert told_by[0][0] is not threading.current_thread()
+    assert engine.worker.counters.take()[metrics.SAVE_SKIPPED_STAGING_TOTAL] == 3
     engine.close()
 
 
