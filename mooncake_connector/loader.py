@@ -65,6 +65,8 @@ class Loader:
         self._running: dict[str, _Load] = {}
         self._sync: list[_Load] = []
         self._refused_sync = False
+        self.is_failure_untold = False
+        """vLLM has not heard yet that blocks of a synchronous load were given up, and goes on with them."""
         self._finished_requests: set[str] = set()
         self._failed_blocks: set[int] = set()
 
@@ -114,11 +116,13 @@ class Loader:
     def end_step(self) -> bool:
         """Ends the synchronous part of a step; False as in wait_layer."""
         intact = self.wait_layer(self._layout.num_layers - 1)
+        self.is_failure_untold = not intact
         self._sync, self._refused_sync = [], False
         return intact
 
     def take_finished(self) -> tuple[set[str], set[int]]:
         """(requests whose asynchronous load ended, vLLM blocks that did not come) since the last call."""
+        self.is_failure_untold = False
         with self._changed:
             finished, self._finished_requests = self._finished_requests, set()
             failed, self._failed_blocks = self._failed_blocks, set()

@@ -1,7 +1,8 @@
 """The worker's half of the connector: one per rank, owns the KV bytes and the threads that move them.
 
 Order of calls within a step is vLLM's (KVConnectorModelRunnerMixin): begin_step, [start_loads], for each
-layer wait_layer and save_layer, [start_loads], end_step, take_finished, take_failed_blocks.
+layer wait_layer and save_layer, [start_loads], end_step, take_finished, take_failed_blocks. With a draft
+model (0.28 - 0.32) end_step comes last, after the draft's layers: what fails there is told one step late.
 """
 
 from collections.abc import Callable, Sequence
@@ -114,6 +115,8 @@ class WorkerSide:
             self._loader.distrust()
         if self._saver is not None:
             self._saver.begin_step(plan.saves)
+            if self._loader is not None and self._loader.is_failure_untold:
+                self._distrust_step()
 
     def start_loads(self) -> None:
         if self._loader is not None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvcore import metrics
 from kvcore.client.fake import FakeStore
 from kvcore.keys import block_key
 from kvcore.wire.messages import Status
-from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec
+from mooncake_connector.metadata import LoadMode, LoadSpec, SaveSpec, StepPlan
 from tests.unit.mooncake_connector.rig import DEADLINE_MS, NUM_LAYERS, Engine, block_hashes, name_of
 
 pytestmark = pytest.mark.usefixtures("memory_kind")
@@ -286,4 +287,38 @@ def test_a_load_that_never_ends_is_waited_for_once_a_step(monkeypatch: pytest.Mo
         stuck.set()
     assert lost == set(BLOCKS)
     assert len([timeout for timeout in waits if timeout > 0]) == 1
+    engine.close()
+
+
+def test_a_failure_that_is_told_a_step_late_spoils_the_saves_of_that_step() -> None:
+    """A draft model runs its layer after vLLM has asked for failed blocks, and before end_step."""
+    store = filled_store(HASHES[:3])
+    engine = Engine(store)
+    worker, read_layers = engine.worker, engine.client.read_layers
+    has_asked = threading.Event()
+
+    def read(keys: Sequence[bytes], layer_begin: int, *args: Any, **kwargs: Any) -> Any:
+        if layer_begin == NUM_LAYERS - 1:
+            has_asked.wait(60)
+            store.lose(list(store.objects))
+        return read_layers(keys, layer_begin, *args, **kwargs)
+
+    engine.client.read_layers = read  # type: ignore[method-assign]
+    worker.begin_step(StepPlan([load_spec(LoadMode.SYNC, HASHES[:3])]))
+    worker.start_loads()
+    for layer in range(NUM_LAYERS - 1):
+        worker.wait_layer(f"model.layers.{layer}.attn")
+    worker.take_finished(set())
+    assert worker.take_failed_blocks() == set()
+    has_asked.set()
+    worker.end_step()
+
+    tail = SaveSpec("r", HASHES[3:5], [0, 1])
+    _, lost = engine.step(saves=[tail])
+    assert lost == set(BLOCKS[:3])
+    assert worker.drain(DEADLINE_MS)
+    assert not store.objects, "it was computed on top of what did not come"
+    engine.step(saves=[tail])
+    assert worker.drain(DEADLINE_MS)
+    assert len(store.objects) == 2
     engine.close()
