@@ -170,6 +170,14 @@ class Leg:
             self._connection.resume_reading()
 
     @property
+    def is_silent_stream(self) -> bool:
+        """From `leg_head`: an event stream of which nothing but the head has come."""
+        if not (self.header(b"content-type") or b"").startswith(b"text/event-stream"):
+            return False
+        raw = self.held_response()
+        return raw.find(b"\r\n\r\n") + 4 == len(raw)
+
+    @property
     def last_data(self) -> bytes:
         """What was received last, in the buffer it came in."""
         return self._connection.last_data if self._connection is not None else b""

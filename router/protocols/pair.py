@@ -2,12 +2,16 @@
 
 An engine whose partner never comes waits for minutes (sgl-project/sglang#9726: 300 s), so each try is a fresh
 pair, with names of its own, and nothing is ever sent to one side alone.
+
+A decode engine may begin a stream long before it has anything to say (vLLM 0.32 sends the head at once, and
+comments to keep the connection open). Such a head is kept back: while the client has seen nothing, a prefill
+that fails still means another pair, and not an answer that never comes.
 """
 
 import msgspec
 
 from router.core.decision import Decision, Rejection, RejectReason
-from router.core.view import RequestView
+from router.core.view import InstanceState, RequestView
 from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
@@ -35,6 +39,7 @@ class PairExchange(Exchange):
         self.fields: Fields = {}
         self._decode_body = b""
         self._prefill: _PrefillLeg | None = None
+        self._silent: Leg | None = None  # has answered with the head of a stream, and nothing in it
 
     def bodies(self, prefill: Instance) -> "PairBodies":
         """Of one try with this prefill instance; never the same names twice."""
@@ -94,6 +99,36 @@ class PairExchange(Exchange):
     def answer_body(self) -> bytes:
         return self._decode_body
 
+    def send_answer(self, state: InstanceState, now: float) -> None:
+        self._silent = None
+        super().send_answer(state, now)
+
+    def leg_head(self, leg: Leg) -> None:
+        if self._prefill is not None and leg.status < 300 and leg.is_silent_stream:
+            self._silent = leg
+            leg.on_data = self._first_data
+            return
+        super().leg_head(leg)
+
+    def _first_data(self, data: bytes) -> None:
+        leg = self._silent
+        if leg is not None:
+            leg.hold(data)
+            self._pass_silent()
+
+    def _pass_silent(self) -> None:
+        leg, self._silent = self._silent, None
+        if leg is not None:
+            super().leg_head(leg)
+
+    def leg_ended(self, leg: Leg) -> None:
+        self._pass_silent()
+        super().leg_ended(leg)
+
+    def leg_lost(self, leg: Leg) -> None:
+        self._silent = None
+        super().leg_lost(leg)
+
     def _retry_answer(self, leg: Leg, reason: str, now: float) -> bool:
         """The decode leg failed: its partner is of no use any more."""
         assert self._instance is not None
@@ -126,6 +161,8 @@ class PairExchange(Exchange):
             prefill.instance.breaker.succeeded()
             self.prefilled_at(now)
             self.prefilled(leg)
+            self._prefill = None
+            self._pass_silent()
             return
         self.prefill_failed(prefill.instance)
         is_bad_request = not leg.failure and 400 <= status < 500 and status != 429
@@ -133,9 +170,15 @@ class PairExchange(Exchange):
             if status != 429:
                 prefill.instance.breaker.failed(now)
             self.log_failure(prefill.instance, leg.failure or f"answered {status}")
-        if self.has_answer or self.is_over:
-            return
         decode_leg, decode_instance = self._answer, self._instance
+        if self.has_answer or self.is_over:
+            if decode_leg is not None and self._meter is not None and not self._meter.num_events:
+                # All that the client has seen are comments, and no more would come.
+                self.services.metrics.leg_over(decode_instance, "cancelled")
+                failure = leg.failure or f"answered {status}"
+                self._break_off(decode_leg, f"the prefill engine {failure}")
+                decode_leg.cancel()
+            return
         if is_bad_request:
             self.pass_on(leg)
             return
@@ -151,6 +194,7 @@ class PairExchange(Exchange):
             self.pass_on(leg)
 
     def settled(self, status: int) -> None:
+        self._silent = None
         if status >= 400:
             self._cancel_prefill()
 

@@ -1,5 +1,6 @@
 """vLLM's MooncakeConnector protocol, with engines and bootstrap servers that speak its shapes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from tests.integration.router_harness import (
     hangs,
     running,
     until,
+    well,
 )
 
 COMPLETIONS = "/v1/completions"
@@ -233,3 +235,82 @@ async def test_the_answer_says_what_the_prefill_engine_had_cached() -> None:
 
         setup.engines["p0"].default, setup.engines["d0"].default = prefills, decodes
         assert (await setup.ask(COMPLETIONS, PROMPT)).json["usage"] == prefilled
+
+
+def says_nothing(comment: str = "") -> Behaviour:
+    """As vLLM: the head of a stream at once, what is in it when the KV is there, which never comes."""
+
+    async def behave(turn: Turn) -> None:
+        await turn.begin_stream()
+        if comment:
+            await turn.send(f"{len(comment):x}\r\n{comment}\r\n".encode())
+        await turn.gone()
+
+    return behave
+
+
+@async_test
+async def test_a_decode_engine_that_has_only_begun_its_stream_gets_a_new_pair_when_the_prefill_fails() -> (
+    None
+):
+    async with mooncake(prefill=2) as (setup, _):
+        setup.engines["p0"].default = after_decode(setup, fails(500))
+        setup.engines["d0"].script.append(says_nothing())
+        answer = await setup.ask(COMPLETIONS, {**PROMPT, "stream": True})
+        assert (answer.status, len(answer.events)) == (200, 4)
+        await until(lambda: setup.engines["d0"].num_abandoned == 1)
+        first, second = (params(seen) for seen in setup.engines["d0"].seen)
+        assert first["transfer_id"] != second["transfer_id"]
+
+
+@async_test
+async def test_a_stream_of_comments_ends_with_an_error_event_when_the_prefill_fails() -> None:
+    async with mooncake() as (setup, _):
+        commented = asyncio.Event()
+
+        async def fails_then(turn: Turn) -> None:
+            await commented.wait()
+            await fails(500)(turn)
+
+        setup.engines["p0"].default = fails_then
+        setup.engines["d0"].script.append(says_nothing(": waiting\n\n"))
+        client = await setup.client()
+        await client.send(COMPLETIONS, {**PROMPT, "stream": True})
+        assert (await client.head())[0] == 200
+        commented.set()
+        rest = (await client.closed_by_router()).decode()
+        assert ": waiting" in rest and "the answer is incomplete: the prefill engine answered 500" in rest
+        assert "[DONE]" not in rest and rest.endswith("0\r\n\r\n")
+        await until(lambda: setup.engines["d0"].num_abandoned == 1)
+
+
+@async_test
+async def test_a_stream_begins_for_the_client_when_the_prefill_is_done() -> None:
+    async with mooncake() as (setup, _):
+        may_end = asyncio.Event()
+        setup.engines["p0"].default = after_decode(setup, well)
+
+        async def begins(turn: Turn) -> None:
+            await turn.begin_stream()
+            await may_end.wait()
+            await turn.event("{}")
+            await turn.end_stream()
+
+        setup.engines["d0"].script.append(begins)
+        client = await setup.client()
+        await client.send(COMPLETIONS, {**PROMPT, "stream": True})
+        assert (await client.head())[0] == 200
+        may_end.set()
+        assert [chunk async for chunk in client.chunks()] == [b"data: {}\n\n", b"data: [DONE]\n\n"]
+
+
+@async_test
+async def test_a_client_that_leaves_a_stream_nobody_has_said_anything_in_ends_both() -> None:
+    async with mooncake() as (setup, _):
+        setup.engines["p0"].default = hangs
+        setup.engines["d0"].default = says_nothing()
+        client = await setup.client()
+        await client.send(COMPLETIONS, {**PROMPT, "stream": True})
+        await until(lambda: setup.in_flight == 2)
+        client.close()
+        await until(lambda: all(setup.engines[name].num_abandoned == 1 for name in ("p0", "d0")))
