@@ -55,24 +55,28 @@ class PrefixLookup:
     def new_step(self) -> None:
         self._budget_ms = self._step_wait_ms
 
-    def ask(
-        self, request_id: str, variant: bytes, block_hashes: Sequence[bytes], first_block: int = 0
-    ) -> None:
-        """Starts looking for block_hashes[first_block:]; replaces an earlier question of this request."""
-        hashes = list(block_hashes[first_block:])
-        future = self._thread.submit(self._leading_hits, variant, hashes)
+    def ask(self, request_id: str, variant: bytes, block_hashes: list[bytes], first_block: int = 0) -> None:
+        """Starts looking for `block_hashes`, of which the first is the request's block `first_block`;
+        replaces an earlier question of this request."""
+        future = self._thread.submit(self._leading_hits, variant, block_hashes)
         self._questions[request_id] = _Question(future, first_block, self._clock())
 
     def answer(
-        self, request_id: str, variant: bytes, block_hashes: Sequence[bytes], first_block: int = 0
+        self,
+        request_id: str,
+        variant: bytes,
+        hashes_from: Callable[[int], list[bytes]],
+        first_block: int = 0,
     ) -> int | None:
         """How many blocks from `first_block` on are in the store without a gap; None: ask again.
 
-        A store that does not answer within the time-out holds nothing (0).
+        `hashes_from(first_block)` is called when a question has to be put: a long prompt has thousands, and
+        one that waits for room is matched at every step. A store that does not answer within the time-out
+        holds nothing (0).
         """
         question = self._questions.get(request_id)
         if question is None or question.first_block != first_block or self._is_stale(question):
-            self.ask(request_id, variant, block_hashes, first_block)
+            self.ask(request_id, variant, hashes_from(first_block), first_block)
             question = self._questions[request_id]
         if not question.future.done() and self._budget_ms > 0:
             started = self._clock()

@@ -122,15 +122,19 @@ class SchedulerSide:
     def _match_store(
         self, lookup: PrefixLookup, state: RequestState, variant: bytes, local: int, limit: int
     ) -> tuple[int | None, bool]:
-        request_id, hashes = state.request.request_id, state.hashes(0, limit)
-        leading = lookup.answer(request_id, variant, hashes)
+        request_id = state.request.request_id
+
+        def hashes_from(first: int) -> list[bytes]:
+            return state.hashes(first, limit)
+
+        leading = lookup.answer(request_id, variant, hashes_from)
         if leading is None:
             return None, False
         state.num_handled_blocks = leading
         num_blocks = leading - local
         if leading < local < limit:
             # The store lacks blocks that we have ourselves, and may still hold those behind them.
-            behind = lookup.answer(f"{request_id}+", variant, hashes, local)
+            behind = lookup.answer(f"{request_id}+", variant, hashes_from, local)
             if behind is None:
                 return None, False
             num_blocks = behind

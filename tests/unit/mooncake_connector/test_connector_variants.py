@@ -227,15 +227,23 @@ def test_an_answer_that_the_scheduler_came_back_for_is_taken_however_long_its_st
         clock=lambda: now[0],
     )
     hashes = request.block_hashes
+    asked: list[int] = []
+
+    def hashes_from(first: int) -> list[bytes]:
+        asked.append(first)
+        return hashes[first:]
+
     for _ in range(3):
         lookup.ask("r", b"", hashes)
         lookup._questions["r"].future.result()
         now[0] += 2 * ANSWER_LIFETIME_SECONDS
         # Old by now: it is asked for again, and not there within this step.
         rig.store.delay_ms = 100
-        assert lookup.answer("r", b"", hashes) is None
+        assert lookup.answer("r", b"", hashes_from) is None
         lookup._questions["r"].future.result()
         now[0] += 2 * ANSWER_LIFETIME_SECONDS
-        assert lookup.answer("r", b"", hashes) == 3
+        num_asked = len(asked)
+        assert lookup.answer("r", b"", hashes_from) == 3
+        assert len(asked) == num_asked, "nothing is put together for an answer that is there"
         rig.store.delay_ms = 0
     lookup.close()
