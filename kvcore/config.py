@@ -10,6 +10,7 @@ import argparse
 import difflib
 import json
 import logging
+import re
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,10 @@ from kvcore.units import parse_duration_ms, parse_size_bytes
 
 T = TypeVar("T", bound=msgspec.Struct)
 logger = logging.getLogger(__name__)
+
+# What Kubernetes puts into every pod beside a Service, also that of the pod itself; <SERVICE>_PORT is a link.
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_VARIABLE = re.compile(r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 
 
 def load_config(
@@ -133,9 +138,12 @@ def _merge_environment(
     names = {prefix + name.replace(".", "_").upper(): name for name in _leaf_names(schema)}
     for variable in sorted(environ):
         if variable not in names:
-            # Not refused: a cluster puts variables of its own into every pod, <SERVICE>_PORT_... among them.
-            if variable.startswith(prefix) and (near := _nearest(variable, names)):
+            # Not refused: others may use the prefix as well.
+            is_ours = variable.startswith(prefix) and not _SERVICE_VARIABLE.search(variable)
+            if is_ours and (near := _nearest(variable, names)):
                 logger.warning("environment variable %s is not known%s", variable, near)
+            continue
+        if variable.endswith("_PORT") and _SERVICE_LINK.match(environ[variable]):
             continue
         *outer, leaf = names[variable].split(".")
         table: dict[str, Any] = {leaf: environ[variable]}

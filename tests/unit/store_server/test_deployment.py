@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import tomllib
 import yaml
 
 from kvcore import metrics
 from kvcore.config import load_config
+from kvcore.errors import ConfigError
 from kvcore.units import parse_size_bytes
+from router.config import RouterConfig
 from store_server.cli import make_parser
 from store_server.config import StoreConfig
 from store_server.core.store import Store, StoreLimits
@@ -165,3 +168,26 @@ def test_every_number_of_the_store_is_explained(tmp_path: Path) -> None:
     }
     assert names - set(HELP) == set(), "say in store_server/metric_help.py what these mean"
     assert set(HELP) - names == set(), "these are explained but never told"
+
+
+@pytest.mark.parametrize(
+    ("schema", "prefix"), [(StoreConfig, "MOONCAKE_STORE"), (RouterConfig, "MOONCAKE_ROUTER")]
+)
+def test_a_service_of_the_same_name_does_not_configure_its_pods(
+    schema: type[msgspec.Struct], prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What Kubernetes puts into the environment of every pod beside a Service `mooncake-store`, say."""
+    links = {
+        f"{prefix}_SERVICE_HOST": "10.0.0.1",
+        f"{prefix}_SERVICE_PORT": "30000",
+        f"{prefix}_SERVICE_PORT_HTTP": "30000",
+        f"{prefix}_PORT": "tcp://10.0.0.1:30000",
+        f"{prefix}_PORT_30000_TCP": "tcp://10.0.0.1:30000",
+        f"{prefix}_PORT_30000_TCP_PROTO": "tcp",
+        f"{prefix}_PORT_30000_TCP_PORT": "30000",
+        f"{prefix}_PORT_30000_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_config(schema, env_prefix=prefix, environ=links) == schema()
+    assert caplog.text == ""
+    with pytest.raises(ConfigError, match=f"{prefix}_PORT"):
+        load_config(schema, env_prefix=prefix, environ={f"{prefix}_PORT": "http"})
