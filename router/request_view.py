@@ -27,7 +27,7 @@ def read_body(raw: bytes) -> Body:
     """Of a completion request, which must be a JSON object. Raises BadInput."""
     try:
         return _BODY.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(f"the request body cannot be read as a JSON object: {error}") from None
 
 

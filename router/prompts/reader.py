@@ -70,7 +70,7 @@ class PromptReader:
         what was read of the request's."""
         try:
             return self._read(view, request, body)
-        except (msgspec.DecodeError, UnicodeEncodeError, NotText):
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError, NotText):
             return self._unknown(view, request)
 
     def _read(

@@ -17,7 +17,7 @@ from router.cluster import Cluster
 from router.config import RouterConfig
 from router.core.decision import Decision, Rejection, RejectReason
 from router.core.scheduler import Scheduler
-from router.core.view import InstanceState, RequestView
+from router.core.view import InstanceState, RequestView, Role
 from router.dashboard.watch import Watch
 from router.http.answer_meter import AnswerMeter, count_output_tokens
 from router.http.cached_tokens import CachedTokensFilter
@@ -202,6 +202,8 @@ class Exchange:
             self._instance.breaker.succeeded()
         self._first_byte_at = now
         self._relay(leg)
+        if self._client.write_paused:
+            leg.pause()
 
     def _relay(self, leg: Leg) -> None:
         client = self._client
@@ -220,8 +222,6 @@ class Exchange:
                 extra += b"connection: close\r\n"
                 leg.keep_alive = False
             leg.relay(write, extra)
-        if client.write_paused:
-            leg.pause()
 
     def leg_ended(self, leg: Leg) -> None:
         closes = self.request.is_http_1_0 or not leg.keep_alive
@@ -282,6 +282,11 @@ class Exchange:
     def exclude(self, instance: Instance) -> None:
         self.view = replace(self.view, excluded=self.view.excluded | {instance.url})
 
+    def exclude_prefill(self) -> None:
+        """Whoever decodes for this request computes its prompt as well."""
+        urls = {url for url, one in self.services.cluster.instances.items() if one.role is Role.PREFILL}
+        self.view = replace(self.view, excluded=self.view.excluded | urls)
+
     def log_failure(self, instance: Instance, reason: str) -> None:
         logger.warning(
             "leg failed",
@@ -324,6 +329,8 @@ class Exchange:
             return
         self._first_byte_at = self._loop.time()
         self._relay(leg)
+        if self._filter is not None:
+            self._filter.flush()
         closes = self.request.is_http_1_0 or not leg.keep_alive
         self._settle(leg.status)
         self._client.finish(close=closes)

@@ -12,12 +12,45 @@ import msgspec
 Fields = dict[str, msgspec.Raw]
 
 _FIELDS = msgspec.json.Decoder(Fields)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.json.Encoder()
 
 
 def read_fields(body: bytes) -> Fields:
-    """Raises msgspec.DecodeError (malformed JSON, or not an object)."""
-    return _FIELDS.decode(body)
+    """Raises msgspec.DecodeError (malformed JSON, nested too deeply, or not an object)."""
+    try:
+        return _FIELDS.decode(body)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+
+
+def num_samples(fields: Fields) -> int:
+    """`n`, as vLLM and SGLang read it: "2" and 2.0 are 2 (pydantic). 1 when it is none they would take."""
+    try:
+        value = msgspec.json.decode(fields.get("n", b"1"))
+        return max(int(value), 1) if isinstance(value, (int, float, str)) else 1
+    except (ValueError, OverflowError, RecursionError):
+        return 1
+
+
+def num_prompts(fields: Fields) -> int:
+    """Prompts of a completion: `prompt` may be a list of texts or of lists of token ids, and beside it vLLM
+    takes `prompt_embeds`, one or several."""
+    return max(1, _num_items(fields.get("prompt")) + _num_items(fields.get("prompt_embeds")))
+
+
+def _num_items(value: msgspec.Raw | None) -> int:
+    if value is None:
+        return 0
+    raw = bytes(value)
+    if raw[:1] != b"[":
+        return int(raw != b"null")
+    if raw[1:64].lstrip()[:1] not in (b'"', b"["):
+        return 1  # token ids; thousands, maybe
+    try:
+        return len(_LIST.decode(raw))
+    except RecursionError:
+        return 1  # the engine's to refuse
 
 
 def write_fields(fields: Fields) -> bytes:
@@ -58,6 +91,6 @@ def with_transfer_params(fields: Fields, values: Mapping[str, Any]) -> Fields:
     if given is not None:
         try:
             params = _FIELDS.decode(given)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             params = {}  # null, or not an object: nothing an engine could use
     return with_field(fields, "kv_transfer_params", {**params, **values})

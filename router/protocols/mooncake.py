@@ -7,6 +7,8 @@ for the other. It waits long (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s), so:
 - a prefill that fails closes the decode leg at once; the next try is a new pair under a new id;
 - a decode engine that never looked at the request (429, 503) is replaced: the prefill engine still has the
   KV under the same id. One that failed otherwise may have fetched it, so then it is a new pair;
+- several prompts in one body, or several samples (`n`), are for the decode engine alone: they would all be
+  fetched under the one id, whose KV is one prompt's and is there once;
 - with no prefill engine left, or none whose bootstrap server answers, the decode engine computes it all.
 """
 
@@ -20,7 +22,13 @@ from router.http.server import ClientConnection
 from router.instance import Instance
 from router.instance_spec import RANK_HEADER
 from router.protocols.base import Services
-from router.protocols.bodies import prefill_fields, with_transfer_params, write_fields
+from router.protocols.bodies import (
+    num_prompts,
+    num_samples,
+    prefill_fields,
+    with_transfer_params,
+    write_fields,
+)
 from router.protocols.pair import PairBodies, PairExchange
 from router.protocols.prefill_answer import read_prefill_answer
 
@@ -36,6 +44,8 @@ class MooncakeExchange(PairExchange):
 
     def schedule_pair(self, now: float) -> Decision:
         cluster, bootstrap = self.services.cluster, self.services.bootstrap
+        if num_prompts(self.fields) * num_samples(self.fields) > 1:
+            self.exclude_prefill()
         while True:
             decision = super().schedule_pair(now)
             if decision.reject is not None or decision.prefill is None:
@@ -76,7 +86,7 @@ class MooncakeExchange(PairExchange):
         if len(ranks) == 1:
             return ranks[0], b""
         asked = self.request.headers.get(RANK_HEADER, b"")
-        if asked.isdigit() and int(asked) in ranks:
+        if asked.isdigit() and len(asked) < 10 and int(asked) in ranks:
             return int(asked), b""  # the client's own line is forwarded
         rank = secrets.choice(ranks)
         return rank, b"%b: %d\r\n" % (RANK_HEADER, rank)

@@ -10,6 +10,10 @@ token, or no prefill instance is left) the decode engine computes the prompt its
   its blocks: whoever read them again would decode somebody else's. So the next one computes the prompt
   itself, and so does one that is asked when the lease may be over (vLLM only logs late reads).
 - A client that leaves closes the leg that is open; a prefill nobody fetched is freed when its lease ends.
+- Several prompts in one body, or several samples (`n`), are for the decode engine alone. The prefill engine
+  answers with the parameters of the first prompt only (completion/serving.py: final_res_batch[0]), and the
+  decode engine would take that one's KV for every prompt; samples would each fetch the same blocks, which are
+  free after the first.
 """
 
 from typing import Any
@@ -22,6 +26,8 @@ from router.http.request import Request
 from router.http.server import ClientConnection
 from router.protocols.base import Services
 from router.protocols.bodies import (
+    num_prompts,
+    num_samples,
     prefill_fields,
     with_field,
     with_transfer_params,
@@ -52,6 +58,9 @@ class NixlExchange(PrefilledExchange):
         super().__init__(services, client, request, view)
         self._params: msgspec.Raw | None = None
         self._prefilled_at = 0.0
+
+    def may_be_prefilled(self) -> bool:
+        return num_prompts(self._fields) * num_samples(self._fields) == 1
 
     def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
         if prefill is None:
@@ -106,9 +115,7 @@ class NixlExchange(PrefilledExchange):
     def _decode(self, now: float) -> None:
         """To the instance chosen at arrival or, if that has gone meanwhile, to another."""
         services = self.services
-        view = services.cluster.view(now)
-        wanted = self._decode_state.instance_id if self._decode_state is not None else ""
-        state = next((one for one in view.decode if one.instance_id == wanted), None)
+        state = self.present_decode(now)
         if state is None:
             decision = self.schedule_again(now)
             if decision.decode is None:
@@ -116,7 +123,7 @@ class NixlExchange(PrefilledExchange):
                 return
             self.resent(decision, now)
             state = decision.decode
-        rejection = services.scheduler.after_prefill(self.view, state, view, now)
+        rejection = services.scheduler.after_prefill(self.view, state, services.cluster.view(now), now)
         if rejection is not None:
             self.reject(rejection)
             return

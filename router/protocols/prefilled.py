@@ -25,6 +25,10 @@ class PrefilledExchange(Exchange):
         self._prefill: Prefill | None = None
         self._decode_state: InstanceState | None = None
 
+    def may_be_prefilled(self) -> bool:
+        """Whether an answer to this body can begin with what a prefill engine has computed."""
+        return True
+
     def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
         """Both were chosen. None: there is no instance to prefill, and the decode engine does both."""
         raise AssertionError("a protocol has legs")
@@ -35,6 +39,8 @@ class PrefilledExchange(Exchange):
         except msgspec.DecodeError as error:
             self.give_up(400, f"the request body cannot be read as a JSON object: {error}")
             return
+        if not self.may_be_prefilled():
+            self.exclude_prefill()
         now = self.now()
         services = self.services
         decision = services.scheduler.schedule(self.view, services.cluster.view(now), now)
@@ -44,6 +50,12 @@ class PrefilledExchange(Exchange):
         if decision.prefill is None:
             services.metrics.decode_only += 1  # slower, but served
         self.dispatch(decision.prefill, decision.decode, now)
+
+    def present_decode(self, now: float) -> InstanceState | None:
+        """The decode instance the request is on, as it is now; None when it has left or is down."""
+        wanted = self._decode_state.instance_id if self._decode_state is not None else ""
+        decode = self.services.cluster.view(now).decode
+        return next((one for one in decode if one.instance_id == wanted), None)
 
     def schedule_again(self, now: float) -> Decision:
         services = self.services

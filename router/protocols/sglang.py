@@ -11,10 +11,8 @@ room: the first ends, and the decode engine waits for the others until it times 
 
 import secrets
 
-import msgspec
-
 from router.instance import Instance
-from router.protocols.bodies import with_field, write_fields
+from router.protocols.bodies import num_samples, with_field, write_fields
 from router.protocols.pair import PairBodies, PairExchange
 
 _ROOM_BITS = 63
@@ -22,15 +20,12 @@ _ROOM_BITS = 63
 
 class SglangExchange(PairExchange):
     def unservable(self) -> str:
-        try:
-            num_samples = msgspec.json.decode(self.fields.get("n", b"null"), type=int | None)
-        except msgspec.ValidationError:
-            return ""  # a prefill engine says better what it wants
-        if num_samples is None or num_samples <= 1:
+        samples = num_samples(self.fields)
+        if samples == 1:
             return ""
         return (
-            f"n={num_samples}: SGLang's prefill and decode engines serve one sample of a prompt in a request;"
-            f" send {num_samples} requests"
+            f"n={samples}: SGLang's prefill and decode engines serve one sample of a prompt in a request;"
+            f" send {samples} requests"
         )
 
     def bodies(self, prefill: Instance) -> PairBodies:

@@ -60,14 +60,12 @@ class SuiteExchange(PrefilledExchange):
         services, now = self.services, self.now()
         self.prefilled_at(now)
         self.prefill_cached = read_prefill_answer(leg).cached_tokens
-        if self.has_answer or self._decode_state is None:
+        if self.has_answer:
             return
-        view = services.cluster.view(now)
-        wanted = self._decode_state.instance_id
-        state = next((one for one in view.decode if one.instance_id == wanted), None)
+        state = self.present_decode(now)
         if state is None:
             return
-        rejection = services.scheduler.after_prefill(self.view, state, view, now)
+        rejection = services.scheduler.after_prefill(self.view, state, services.cluster.view(now), now)
         if rejection is not None:
             self.cancel_answer()
             self.reject(rejection)
@@ -78,12 +76,21 @@ class SuiteExchange(PrefilledExchange):
         if failure is PrefillFailure.BAD_REQUEST:
             self.pass_on(leg)
             return
+        now = self.now()
         self.services.metrics.decode_only += 1
-        self.services.cluster.book.prefill_failed(self.view.request_id, self.now())
-        if failure is PrefillFailure.NEVER_RAN and self._decode_state is not None:
-            self._prefill = None
-            self.cancel_answer()
-            self.send_answer(self._decode_state, self.now())
+        self.services.cluster.book.prefill_failed(self.view.request_id, now)
+        if failure is not PrefillFailure.NEVER_RAN:
+            return
+        state = self.present_decode(now)
+        if state is None:
+            decision = self.schedule_again(now)
+            if decision.decode is None:
+                return  # the leg goes on, on an engine that leaves: it waits its time and computes it all
+            self.resent(decision, now)
+            state = decision.decode
+        self._prefill = None
+        self.cancel_answer()
+        self.send_answer(state, now)
 
     def settled(self, status: int) -> None:
         prefill, self._prefill = self._prefill, None  # it refers to this exchange: see _settle

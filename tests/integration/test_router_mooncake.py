@@ -314,3 +314,13 @@ async def test_a_client_that_leaves_a_stream_nobody_has_said_anything_in_ends_bo
         await until(lambda: setup.in_flight == 2)
         client.close()
         await until(lambda: all(setup.engines[name].num_abandoned == 1 for name in ("p0", "d0")))
+
+
+@async_test
+async def test_several_sequences_never_share_one_transfer_id() -> None:
+    async with mooncake(prefill=2) as (setup, _):
+        for several in ({"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"n": 3}, {"n": "3"}):
+            assert (await setup.ask(COMPLETIONS, {**PROMPT, **several})).status == 200
+            assert setup.engines["d0"].seen[-1].body == {**PROMPT, **several}
+        assert not setup.engines["p0"].seen and not setup.engines["p1"].seen
+        assert setup.router.metrics.decode_only == 4

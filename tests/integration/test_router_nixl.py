@@ -206,3 +206,45 @@ def test_parameters_are_not_used_when_the_lease_may_be_over(monkeypatch: pytest.
             assert setup.engines["d1"].seen[0].body == PROMPT
 
     check()
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        {"prompt": ["Once upon", "a time"]},
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": "a", "prompt_embeds": "b"},
+        {"prompt_embeds": ["a", "b"]},
+        {"n": 2},
+        {"n": "2"},
+        {"n": 2.0},
+    ],
+    ids=repr,
+)
+def test_several_sequences_never_share_one_prompts_blocks(several: dict[str, Any]) -> None:
+    @async_test
+    async def run() -> None:
+        async with nixl(prefill=2) as setup:
+            prefilling(setup.engines["p0"], setup.engines["p1"])
+            body = {**PROMPT, **several}
+            assert (await setup.ask(COMPLETIONS, body)).status == 200
+            assert [setup.engines[name].seen for name in ("p0", "p1")] == [[], []]
+            assert setup.engines["d0"].seen[0].body == body
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "one",
+    [{"prompt": ["a"]}, {"prompt": [[1, 2]]}, {"prompt": [1, 2]}, {"n": 1}, {"n": None}, {"n": [2]}],
+    ids=repr,
+)
+def test_one_sequence_is_prefilled_however_it_is_written(one: dict[str, Any]) -> None:
+    @async_test
+    async def run() -> None:
+        async with nixl() as setup:
+            prefilling(setup.engines["p0"])
+            await setup.ask(COMPLETIONS, {**PROMPT, **one})
+            assert setup.engines["d0"].seen[0].body["kv_transfer_params"] == PARAMS
+
+    run()

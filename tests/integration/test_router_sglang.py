@@ -117,6 +117,8 @@ async def test_several_samples_of_a_prompt_are_refused_because_they_would_never_
     async with sglang() as setup:
         refused = await setup.ask(CHAT, {**PROMPT, "n": 3})
         assert refused.status == 400 and "send 3 requests" in refused.json["error"]["message"]
+        for two in ("2", 2.0):  # their pydantic takes both
+            assert (await setup.ask(CHAT, {**PROMPT, "n": two})).status == 400
         assert setup.engines["p0"].seen == setup.engines["d0"].seen == []
         for served in (1, None, "two"):
             assert (await setup.ask(CHAT, {**PROMPT, "n": served})).status == 200

@@ -1,0 +1,85 @@
+"""Requests made to break the router: no connection is cut, nothing is a 500, for what a client may write."""
+
+import asyncio
+
+import pytest
+
+from tests.integration.router_harness import Turn, async_test, hangs, running, until, well
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+PROMPT = {"model": "m", "prompt": "Once upon a time", "max_tokens": 3}
+PROTOCOLS = ("suite", "nixl", "mooncake", "sglang")
+
+
+def nested(depth: int, field: str) -> bytes:
+    return b'{"%b": %b1%b}' % (field.encode(), b"[" * depth, b"]" * depth)
+
+
+@pytest.mark.parametrize("protocol", ["", *PROTOCOLS])
+@pytest.mark.parametrize("field", ["messages", "prompt", "model", "kv_transfer_params", "unknown"])
+def test_a_body_nested_deeply_is_a_400_or_the_engines_to_answer(protocol: str, field: str) -> None:
+    @async_test
+    async def run() -> None:
+        roles = {"prefill": 1, "decode": 1, "pd_protocol": protocol} if protocol else {"mixed": 1}
+        async with running(**roles, policy="cache_aware") as setup:
+
+            async def answers(turn: Turn) -> None:
+                await turn.answer(200, {"choices": []})
+
+            for engine in setup.engines.values():
+                engine.default = answers
+            client = await setup.client()
+            for depth in (100, *range(900, 1010, 3), 100_000):
+                answer = await client.ask(CHAT, nested(depth, field))
+                assert answer.status in (200, 400), answer.body
+            assert answer.status == 400
+
+    run()
+
+
+def test_a_rank_of_many_digits_is_refused_like_any_other_that_is_none() -> None:
+    @async_test
+    async def run() -> None:
+        async with running(mixed=1, data_parallel_size=2) as setup:
+            client = await setup.client()
+            for rank in ("2", "9" * 5000, "-1", "1.0", "\xb2"):
+                answer = await client.ask("/v1/models", None, f"x-data-parallel-rank: {rank}\r\n")
+                assert answer.status == 400, rank
+
+    run()
+
+
+@async_test
+async def test_an_answer_held_for_the_client_reaches_it_to_its_last_byte() -> None:
+    async with running(prefill=1, decode=1, pd_protocol="nixl") as setup:
+        setup.engines["p0"].default = lambda turn: turn.answer(400, "no such prompt")
+        client = await setup.client()
+        for _ in range(2):
+            answer = await client.ask(COMPLETIONS, PROMPT)
+            assert (answer.status, answer.json) == (400, "no such prompt")
+
+
+@async_test
+async def test_a_decode_engine_that_left_meanwhile_is_not_asked_again_when_the_prefill_is_lost() -> None:
+    async with running(prefill=1, decode=2, policy="round_robin") as setup:
+        going = asyncio.Event()
+
+        async def dies_later(turn: Turn) -> None:
+            await going.wait()
+            turn.cut()
+
+        setup.engines["p0"].default = dies_later
+        for name in ("d0", "d1"):
+            setup.engines[name].default = hangs
+        client = await setup.client()
+        await client.send(COMPLETIONS, PROMPT)
+        await until(lambda: setup.in_flight == 2)
+        used, other = sorted(("d0", "d1"), key=lambda name: -len(setup.engines[name].seen))
+        setup.engines[other].default = well
+        cluster = setup.router.cluster
+        cluster.apply([i.spec for i in cluster.instances.values() if i.url != setup.engines[used].url])
+        going.set()
+        answer = await asyncio.wait_for(client.answer(), 30)
+        assert (answer.status, answer.json["served_by"]) == (200, other)
+        await until(lambda: setup.engines[used].num_abandoned == 1)
