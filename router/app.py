@@ -38,6 +38,7 @@ from router.store_links import StoreLinks
 logger = logging.getLogger(__name__)
 
 _SWEEP_INTERVAL_S = 0.5
+_NOT_FOLLOWED = "an engine that joined cannot be followed: %s"
 
 
 class Router:
@@ -183,7 +184,7 @@ class Router:
             except ConfigError as error:
                 if not discovered.is_set():
                     raise
-                logger.error("an engine that joined cannot be followed: %s", error)
+                logger.error(_NOT_FOLLOWED, error)
             discovered.set()
 
     def _follow_cluster(self) -> None:
@@ -201,14 +202,19 @@ class Router:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_INTERVAL_S)
-            now = loop.time()
-            for connection in list(self._connections):
-                connection.sweep(now)
-            self.cluster.sweep(now)
-            self.watch.tick(now)
-            self.conductor.index.sweep()
-            if self.events is not None:
-                self.events.sweep()
+            try:
+                self._sweep(loop.time())
+            except Exception:
+                logger.exception("internal error")  # without sweeps no request would have a deadline
+
+    def _sweep(self, now: float) -> None:
+        for connection in list(self._connections):
+            connection.sweep(now)
+        self.cluster.sweep(now)
+        self.watch.tick(now)
+        self.conductor.index.sweep()
+        if self.events is not None:
+            self.events.sweep()
 
     def reload(self) -> list[str]:
         """Takes on the configuration as it is written now; requests under way end as they began. Returns
@@ -238,6 +244,12 @@ class Router:
             logging.getLogger().setLevel(new.log_level.upper())
         if isinstance(self._discovery, StaticDiscovery):
             self._discovery.replace(specs)
+        else:
+            # The engines stay; what is asked of them may have changed.
+            try:
+                self._follow_cluster()
+            except ConfigError as error:
+                logger.error(_NOT_FOLLOWED, error)
         logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
         return changed
 

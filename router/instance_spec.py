@@ -49,8 +49,8 @@ class InstanceSpec(msgspec.Struct, frozen=True):
 
 def parse_instance_url(url: str) -> tuple[str, int]:
     """Host and port of "http://host:port". ConfigError says what is wrong with anything else."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"engine URL {url!r}: {error}") from None

@@ -28,6 +28,8 @@ _NOT_FORWARDED = frozenset(
         b"upgrade",
     }
 )
+# Of a body kept apart. A client may send chunks of one byte, and each piece costs forty more.
+_MAX_PIECES = 1024
 
 
 class BadRequest(Exception):
@@ -70,6 +72,7 @@ class RequestParser:
         self.phase = Phase.IDLE
         self.body_bytes = 0
         self._head_bytes = 0
+        self._framing_bytes = 0  # since the last of the body came: chunk extensions, trailers
         self._num_complete = 0
         self._method = self._path = b""
         self._reset()
@@ -83,6 +86,7 @@ class RequestParser:
         self._lines: list[bytes] = []
         self._dropped: list[bytes] = []
         self._body: list[bytes] = []
+        self._num_joined = 0  # of its first pieces
 
     def feed(self, data: bytes) -> None:
         """Raises BadRequest."""
@@ -109,7 +113,8 @@ class RequestParser:
             self._known = head
 
     def _parse(self, data: bytes) -> None:
-        if self.phase is not Phase.BODY:
+        was_in_body, body_bytes, num_before = self.phase is Phase.BODY, self.body_bytes, self._num_complete
+        if not was_in_body:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -121,6 +126,11 @@ class RequestParser:
             raise self._error or BadRequest(400, f"malformed HTTP request: {error}") from None
         if self.phase is Phase.HEAD and self._head_bytes > self._limits.max_header_bytes:
             raise self._too_large_head()
+        if was_in_body and self._num_complete == num_before:
+            # llhttp collects a trailer until it ends, as it does a line of the head.
+            self._framing_bytes = self._framing_bytes + len(data) if self.body_bytes == body_bytes else 0
+            if self._framing_bytes > self._limits.max_header_bytes:
+                raise self._too_large_head()
 
     def _too_large_head(self) -> BadRequest:
         return BadRequest(431, f"request head larger than {self._limits.max_header_bytes} bytes")
@@ -174,6 +184,7 @@ class RequestParser:
         self._head_bytes = 0
         self.phase = Phase.BODY
         self.body_bytes = 0
+        self._framing_bytes = 0
         self._forward_lines = b"".join(self._lines)
         if len(self._forward_lines) > self._limits.max_header_bytes:
             self._fail(self._too_large_head())
@@ -189,6 +200,9 @@ class RequestParser:
         if self.body_bytes > self._limits.max_body_bytes:
             self._fail(self._too_large_body())
         self._body.append(data)
+        if len(self._body) - self._num_joined > _MAX_PIECES:
+            self._body[self._num_joined :] = [b"".join(self._body[self._num_joined :])]
+            self._num_joined += 1
 
     def on_message_complete(self) -> None:
         if self._upgrades:

@@ -216,6 +216,8 @@ class UpstreamPool:
             on_done(None, f"cannot be reached within {self._connect_timeout_s:g} s")
         except OSError as error:
             on_done(None, f"cannot be reached: {error.strerror or error}")
+        except UnicodeError as error:  # a name that cannot be asked for
+            on_done(None, f"cannot be reached: {error}")
         else:
             on_done(connection, "")
 

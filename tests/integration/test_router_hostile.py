@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from router.core.view import Role
+from router.instance_spec import InstanceSpec
 from tests.integration.router_harness import Turn, async_test, hangs, running, until, well
 
 CHAT = "/v1/chat/completions"
@@ -83,3 +85,32 @@ async def test_a_decode_engine_that_left_meanwhile_is_not_asked_again_when_the_p
         answer = await asyncio.wait_for(client.answer(), 30)
         assert (answer.status, answer.json["served_by"]) == (200, other)
         await until(lambda: setup.engines[used].num_abandoned == 1)
+
+
+@pytest.mark.parametrize(
+    "endless", [b"1\r\nx\r\n0\r\nx-trailer: ", b"1\r\nx\r\n0\r\n", b"1;"], ids=["line", "lines", "extension"]
+)
+def test_what_comes_after_a_body_is_bounded_like_a_head(endless: bytes) -> None:
+    @async_test
+    async def run() -> None:
+        async with running(mixed=1, http={"max_header_bytes": 4096}) as setup:
+            client = await setup.client()
+            client.writer.write(b"POST /v1/x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + endless)
+            for _ in range(4096):
+                client.writer.write(b"a: b\r\n" * 100 if endless.endswith(b"0\r\n") else b"a" * 600)
+                await asyncio.sleep(0)
+                if client.reader._buffer:  # type: ignore[attr-defined]
+                    break
+            assert (await client.answer()).status == 431
+
+    run()
+
+
+@async_test
+async def test_an_engine_with_an_impossible_name_is_a_502_at_once() -> None:
+    async with running(mixed=1) as setup:
+        names = ("a..b", "x" * 70)
+        setup.router.cluster.apply(InstanceSpec(f"http://{name}:80", Role.MIXED) for name in names)
+        for _ in names:
+            answer = await setup.ask(COMPLETIONS, PROMPT)
+            assert answer.status == 502 and "cannot be reached" in answer.json["error"]["message"]

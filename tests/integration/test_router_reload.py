@@ -13,7 +13,9 @@ from kvcore.errors import ConfigError
 from router.app import Router
 from router.config import RouterConfig
 from router.core.block_hash import block_hashes
+from router.core.view import Role
 from router.discovery import StaticDiscovery
+from router.instance_spec import InstanceSpec
 from tests.integration.event_publisher import EventPublisher, stored
 from tests.integration.router_harness import MockEngine, Setup, Turn, async_test, until
 from tests.integration.test_router_process import connect, exit_status, first_line, router_process
@@ -172,3 +174,32 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
         await second.stop()
 
     check()
+
+
+@async_test
+async def test_engines_that_were_discovered_are_asked_what_the_new_configuration_wants() -> None:
+    engine, bootstrap = await MockEngine("p").start(), await MockEngine("bootstrap").start()
+    bootstrap.default = lambda turn: turn.answer(200, {"0": {"engine_id": "e", "worker_addr": {}}})
+    written = Written(pd_protocol="nixl", discovery={"source": "file", "file": "engines.toml"})
+    specs = [InstanceSpec(engine.url, Role.PREFILL), InstanceSpec("http://127.0.0.1:9", Role.DECODE)]
+
+    class Told:
+        async def changes(self) -> AsyncIterator[list[InstanceSpec]]:
+            yield specs
+            await asyncio.Event().wait()
+
+    router = Router(written.read(), Told(), None, written.read)
+    await router.start()
+    try:
+        instance = router.cluster.instances[engine.url]
+        written.settings.update(pd_protocol="mooncake", bootstrap_port=bootstrap.port)
+        router.reload()
+        await until(lambda: router.bootstrap.server_of(instance) is not None)
+        written.settings.update(prefill_policy="least_loaded")
+        engine.metrics = b"vllm:num_requests_running 7\nvllm:num_requests_waiting 0\n"
+        router.reload()
+        await until(lambda: router.cluster.book.look(0.0)[engine.url].foreign_requests == 7)
+    finally:
+        await router.stop()
+        await engine.stop()
+        await bootstrap.stop()

@@ -1,6 +1,7 @@
 """The client-side parser: however the bytes are cut, the same requests come out."""
 
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -225,3 +226,32 @@ def test_a_head_that_comes_again_is_not_taken_for_the_one_before() -> None:
         assert len(parsed) == 2 + (expected == 0), second
     closing = first.replace(b"Host: h\r\n", b"Host: h\r\nConnection: close\r\n")
     assert len(outcome([closing, closing])[0]) == 1
+
+
+def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes() -> None:
+    feeder = Feeder(HttpLimits())
+    feeder.parser.feed(b"POST /v1/x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    pieces = [bytes([65 + length]) * length for length in (1, 2, 3, 4, 5)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    tracemalloc.start()
+    try:
+        for _ in range(4_000):
+            feeder.parser.feed(chunks)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    body = b"".join(pieces) * 4_000
+    assert taken < 2 * len(body)
+    feeder.parser.feed(b"0\r\n\r\n")
+    assert feeder.requests[0].body == body
+
+
+def test_bytes_that_came_with_other_requests_are_not_counted_as_the_end_of_a_body() -> None:
+    whole = b"POST /v1/x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+    begun = whole[:-12]
+    feeder = Feeder()
+    feeder.parser.feed(begun)
+    for _ in range(3):
+        feeder.parser.feed(whole[-12:] + whole * 100 + begun)
+    feeder.parser.feed(whole[-12:])
+    assert [request.body for request in feeder.requests] == [b"x"] * 304

@@ -177,6 +177,16 @@ def test_an_unknown_protocol_or_policy_is_refused_before_listening() -> None:
 def test_urls() -> None:
     assert parse_instance_url("http://host") == ("host", 80)
     assert parse_instance_url("127.0.0.1:8000") == ("127.0.0.1", 8000)
+    for wrong in (
+        "http://[zz]:1",
+        "http://\u2100:1",
+        "http://a:99999",
+        "https://a",
+        "http://a/v1",
+        "http://",
+    ):
+        with pytest.raises(ConfigError, match="engine URL"):
+            parse_instance_url(wrong)
 
 
 def test_event_sources() -> None:
