@@ -165,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"mooncake-router: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise  # our output's, not a socket's: router.start
     except OSError as error:
         print(f"mooncake-router: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -80,7 +80,7 @@ def test_metadata(wheel: Path) -> None:
     assert {item.split(">=")[0] for item in required} == CORE_DEPENDENCIES
     assert dict(entry_points["console_scripts"]) == {
         "mooncake-store": "store_server.cli:main",
-        "mooncake-router": "router.cli:main",
+        "mooncake-router": "router.start:main",
         "mooncake-sim": "kvsim.start:main",
     }
     assert dict(entry_points["vllm.general_plugins"]) == {"mooncake_suite": "mooncake_connector:register"}
@@ -120,7 +120,12 @@ def test_console_script_explains_itself(installed: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [(["mooncake-store", "stats"], "store"), (["mooncake-sim", "--help"], "sim")]
+    ("command", "extra"),
+    [
+        (["mooncake-store", "stats"], "store"),
+        (["mooncake-router", "--help"], "router"),
+        (["mooncake-sim", "--help"], "sim"),
+    ],
 )
 def test_a_program_without_its_packages_says_what_to_install(
     wheel: Path, tmp_path: Path, command: list[str], extra: str
