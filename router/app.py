@@ -38,6 +38,7 @@ from router.store_links import StoreLinks
 logger = logging.getLogger(__name__)
 
 _SWEEP_INTERVAL_S = 0.5
+_DISCOVER_AGAIN_S = 1.0  # after an error nobody thought of
 _NOT_FOLLOWED = "an engine that joined cannot be followed: %s"
 
 
@@ -177,6 +178,16 @@ class Router:
             await self._no_connections.wait()
 
     async def _discover(self, discovered: asyncio.Event) -> None:
+        while True:
+            try:
+                await self._follow_discovery(discovered)
+            except Exception:
+                if not discovered.is_set():
+                    raise
+                logger.exception("internal error: engines are looked for again")
+            await asyncio.sleep(_DISCOVER_AGAIN_S)
+
+    async def _follow_discovery(self, discovered: asyncio.Event) -> None:
         async for specs in self._discovery.changes():
             self.cluster.apply(specs)
             try:

@@ -110,7 +110,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
     medium: str | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
-    extra_keys: list[Any] | None = None
+    extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
@@ -179,7 +179,7 @@ def decode_batch(payload: bytes | memoryview) -> EventBatch:
     """RemoteProtocolError when the payload is no batch at all; bad events in a batch are only counted."""
     try:
         batch = _map_decoder.decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _decode_any(payload)
     events: list[Event] = []
     num_skipped = 0
@@ -194,7 +194,7 @@ def decode_batch(payload: bytes | memoryview) -> EventBatch:
 def _decode_any(payload: bytes | memoryview) -> EventBatch:
     try:
         batch = _any_decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"not a batch of KV events: {error}") from error
     events: list[Event] = []
     num_skipped = 0

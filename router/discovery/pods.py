@@ -82,7 +82,7 @@ def _of_pods(pods: Iterable[Pod], role: Role, port: str, annotation: str) -> Ite
 
 def _annotated_port(pod: Pod, annotation: str) -> int:
     text = (pod.metadata.annotations or {}).get(annotation, "")
-    if text and not text.isdigit():
+    if text and not (text.isascii() and text.isdigit() and len(text) <= 5):
         raise ConfigError(
             f"pod {pod.metadata.name}: its annotation {annotation} is {text!r}, which is no port"
         )

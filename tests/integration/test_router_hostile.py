@@ -1,8 +1,12 @@
 """Requests made to break the router: no connection is cut, nothing is a 500, for what a client may write."""
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from router.core.view import Role
 from router.instance_spec import InstanceSpec
@@ -11,6 +15,8 @@ from tests.integration.router_harness import Turn, async_test, hangs, running, u
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 PROMPT = {"model": "m", "prompt": "Once upon a time", "max_tokens": 3}
+# Of 20 to 30 requests each, to each kind of cluster.
+EXAMPLES = 4
 PROTOCOLS = ("suite", "nixl", "mooncake", "sglang")
 
 
@@ -114,3 +120,92 @@ async def test_an_engine_with_an_impossible_name_is_a_502_at_once() -> None:
         for _ in names:
             answer = await setup.ask(COMPLETIONS, PROMPT)
             assert answer.status == 502 and "cannot be reached" in answer.json["error"]["message"]
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**60]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([1e308, -1e308, 5e-324]),
+    st.text(max_size=6),
+    st.sampled_from(["", "2", "two", "user", "text", "true", "\x00", "\U0001f600"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["type", "text", "role", "content", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = (
+    *(
+        "prompt",
+        "messages",
+        "model",
+        "max_tokens",
+        "max_completion_tokens",
+        "priority",
+        "n",
+        "stream",
+        "tools",
+    ),
+    *("cache_salt", "add_special_tokens", "kv_transfer_params", "prompt_embeds", "echo", "logprobs", "stop"),
+    *(
+        "bootstrap_room",
+        "stream_options",
+        "min_tokens",
+        "chat_template_kwargs",
+        "lora",
+        "logit_bias",
+        "best_of",
+    ),
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=8)
+NUMBERS = st.sampled_from(
+    ["", "0", "-0", "1", "1e308", "5e-324", "nan", "inf", "1_0", "0x1", "9" * 400, "\xb2", "1,2"]
+)
+HEADERS = st.dictionaries(
+    st.sampled_from(["x-slo-ttft-ms", "x-slo-tpot-ms", "x-data-parallel-rank", "x-mooncake-explain"])
+    | st.sampled_from(["x-session-id", "x-request-id", "traceparent", "authorization", "accept-encoding"]),
+    NUMBERS | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20),
+    max_size=4,
+)
+ASKED = st.tuples(st.sampled_from([CHAT, COMPLETIONS]), BODIES, HEADERS)
+# Whatever is predicted counts: each request is priced, some are refused.
+ADMITS = {"admission": "predictive_request", "ttft_slo_ms": 50.0, "tbt_slo_ms": 20.0}
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "blind": {"mixed": 2},
+    "sticky": {"mixed": 2, "policy": "session_sticky"},
+    "aware": {"mixed": 2, "policy": "cache_aware", "scheduling": ADMITS},
+    "elastic": {"prefill": 1, "decode": 2, "policy": "elastic", "scheduling": ADMITS},
+    **{name: {"prefill": 1, "decode": 2, "pd_protocol": name} for name in PROTOCOLS},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(asked=st.lists(ASKED, min_size=20, max_size=30))
+def test_whatever_a_body_or_a_header_says_an_engine_or_a_reason_answers(
+    cluster: str, asked: list[tuple[str, dict[str, Any], dict[str, str]]]
+) -> None:
+    @async_test
+    async def run() -> None:
+        async with running(**CLUSTERS[cluster]) as setup:
+
+            async def answers(turn: Turn) -> None:
+                json.loads(turn.seen.raw_body)
+                await turn.answer(200, {"choices": [], "usage": None, "kv_transfer_params": {"a": 1}})
+
+            for engine in setup.engines.values():
+                engine.default = answers
+            client = await setup.client()
+            for path, body, headers in asked:
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+                answer = await client.ask(path, body, lines)
+                assert answer.status in (200, 400, 429), (answer, path, body, headers)
+            assert (await client.ask("/decisions")).status == 200
+
+    run()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from kvcore.errors import ConfigError
 from router.app import Router
@@ -203,3 +204,28 @@ async def test_engines_that_were_discovered_are_asked_what_the_new_configuration
         await router.stop()
         await engine.stop()
         await bootstrap.stop()
+
+
+def test_a_discovery_that_breaks_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.app._DISCOVER_AGAIN_S", 0.01)
+
+    @async_test
+    async def run() -> None:
+        first, second = (InstanceSpec(f"http://127.0.0.1:{port}", Role.MIXED) for port in (8, 9))
+        times = iter([[first], [second]])
+
+        class Breaks:
+            async def changes(self) -> AsyncIterator[list[InstanceSpec]]:
+                yield [next(times)[0]]
+                await asyncio.sleep(0.01)
+                raise ValueError("nobody thought of this")
+
+        written = Written(discovery={"source": "file", "file": "engines.toml"})
+        router = Router(written.read(), Breaks(), None, written.read)
+        await router.start()
+        try:
+            await until(lambda: list(router.cluster.instances) == [second.url])
+        finally:
+            await router.stop()
+
+    run()

@@ -151,6 +151,15 @@ def test_sglang_bigram_pages_are_their_first_tokens() -> None:
     assert only_event(pack([1.5, [stored], None])) == BlockStored([77], None, [5, 6], 2)
 
 
+WHOLE = {
+    "type": "BlockStored",
+    "block_hashes": [1],
+    "parent_block_hash": None,
+    "token_ids": [1],
+    "block_size": 1,
+}
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -165,6 +174,11 @@ def test_sglang_bigram_pages_are_their_first_tokens() -> None:
         None,
         "BlockRemoved",
         ["BlockStored", [1], None, [None], 1, None],
+        {**WHOLE, "extra_keys": [7]},
+        {**WHOLE, "extra_keys": ["text"]},
+        {**WHOLE, "extra_keys": 7},
+        {**WHOLE, "token_ids": [1.5]},
+        {**WHOLE, "block_size": "1"},
     ],
 )
 def test_one_bad_event_does_not_cost_the_others(bad: object) -> None:
@@ -173,7 +187,10 @@ def test_one_bad_event_does_not_cost_the_others(bad: object) -> None:
     assert batch == EventBatch(1.5, [BlockRemoved([1]), BlockRemoved([1])], 3, 1)
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", pack(None), pack({}), pack([1.5]), pack(["x", []])])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xc1", pack(None), pack({}), pack([1.5]), pack(["x", []]), pack([1.5])[:-9] + b"\x91" * 5000],
+)
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="not a batch of KV events"):
         decode_batch(payload)

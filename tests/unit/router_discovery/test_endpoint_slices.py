@@ -80,3 +80,19 @@ def test_slices_without_endpoints_or_ports_hold_no_engines() -> None:
 
 def test_one_engine_in_two_slices_is_one() -> None:
     assert len(entries([of("p", [at("10.0.0.1")], [HTTP])] * 2, ROLES, "")) == 1
+
+
+def test_a_pod_of_two_address_families_is_one_engine() -> None:
+    def of_pod(address: str, uid: str) -> dict[str, Any]:
+        return {**at(address), "targetRef": {"kind": "Pod", "name": uid, "uid": uid}}
+
+    sixth = of("d", [of_pod("fd00::1", "a"), of_pod("fd00::2", "b")], [HTTP])
+    sixth = msgspec.structs.replace(sixth, addressType="IPv6")
+    fourth = of("d", [of_pod("10.0.0.1", "a")], [HTTP])
+    other_port = of("p", [of_pod("10.0.0.1", "a")], [{**HTTP, "port": 8001}])
+    for slices in ([sixth, fourth, other_port], [other_port, fourth, sixth]):
+        assert entries(slices, ROLES, "") == [
+            EngineEntry(url="http://10.0.0.1:8000", role=Role.DECODE),
+            EngineEntry(url="http://10.0.0.1:8001", role=Role.PREFILL),
+            EngineEntry(url="http://[fd00::2]:8000", role=Role.DECODE),
+        ]
