@@ -88,8 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     # A plain exit runs the clean-up that ends every process started here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        if args.attempts < 1:
-            raise ConfigError("--attempts must be positive")
+        if min(args.attempts, args.rounds or 1, args.prefill_nodes, args.decode_nodes) < 1:
+            raise ConfigError("--attempts, --rounds, --prefill-nodes and --decode-nodes must be at least 1")
         load = _trace(args) if args.trace else _poisson(args)
         measured, simulated = _run(load, args.attempts)
     except (ConfigError, SystemFailed) as error:

@@ -71,6 +71,7 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
         (("--trace", str(tmp_path / "absent.jsonl")), "cannot be read"),
         (("--trace", str(lengths)), "without hash_ids"),
         (("--trace", str(lengths), "--speed", "0"), "must be positive"),
+        (("--trace", str(lengths), "--rounds", "-1"), "must be at least 1"),
     ):
         done = run(*arguments)
         assert done.returncode == 2
