@@ -18,6 +18,7 @@ from router.http.server import ClientConnection
 from router.instance import Instance
 from router.protocols.base import Exchange, Services
 from router.protocols.bodies import Fields, read_fields
+from router.protocols.prefill import LINGER_S
 
 
 class PairBodies:
@@ -195,8 +196,13 @@ class PairExchange(Exchange):
 
     def settled(self, status: int) -> None:
         self._silent = None
+        prefill, self._prefill = self._prefill, None
+        if prefill is None:
+            return
         if status >= 400:
-            self._cancel_prefill()
+            prefill.cancel()
+        elif prefill.leg is not None:
+            self._loop.call_later(LINGER_S, prefill.cancel)
 
 
 class _PrefillLeg:

@@ -8,6 +8,9 @@ from router.http.leg import Leg
 from router.instance import Instance
 from router.protocols.base import Exchange
 
+# A prefill that outlives its answer (the decode engine did not need it) may end by itself this long.
+LINGER_S = 2.0
+
 
 class PrefillFailure(Enum):
     BAD_REQUEST = "bad_request"  # the engine refused the request itself (4xx but 429)

@@ -18,13 +18,11 @@ from router.http.request import Request
 from router.http.server import ClientConnection
 from router.protocols.base import Services
 from router.protocols.bodies import Fields, prefill_fields, with_transfer_params, write_fields
-from router.protocols.prefill import Prefill, PrefillFailure
+from router.protocols.prefill import LINGER_S, Prefill, PrefillFailure
 from router.protocols.prefill_answer import read_prefill_answer
 from router.protocols.prefilled import PrefilledExchange
 
 PARAMS = "mooncake_pd"
-# A prefill that outlives its answer (the decode engine did not need it) may end by itself this long.
-LINGER_S = 2.0
 
 
 class SuiteExchange(PrefilledExchange):

@@ -123,3 +123,12 @@ async def test_several_samples_of_a_prompt_are_refused_because_they_would_never_
         for served in (1, None, "two"):
             assert (await setup.ask(CHAT, {**PROMPT, "n": served})).status == 200
             assert setup.engines["p0"].seen[-1].body["n"] == served
+
+
+@async_test
+async def test_a_prefill_that_outlives_the_answer_is_closed_after_a_while() -> None:
+    async with sglang() as setup:
+        setup.engines["p0"].default = hangs
+        assert (await setup.ask(CHAT, PROMPT)).status == 200
+        await until(lambda: setup.engines["p0"].num_abandoned == 1)
+        assert setup.in_flight == 0
