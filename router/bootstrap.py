@@ -5,7 +5,6 @@ the engine starts anew, so they are asked for again and again, and at once after
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
@@ -63,7 +62,7 @@ class BootstrapDirectory:
         await self._tasks.close()
 
     async def _ask_forever(self, instance: Instance) -> None:
-        config = self.config
+        config, loop = self.config, asyncio.get_running_loop()
         port = instance.spec.bootstrap_port or config.bootstrap_port
         pool = UpstreamPool(
             instance.pool.host,
@@ -80,8 +79,13 @@ class BootstrapDirectory:
                 self._learn(instance, f"http://{host}:{port}", fetched.status, fetched.body)
                 health, known = self.config.health, instance in self._known
                 pause_s = (health.interval_ms if known else health.startup_interval_ms) / 1e3
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(wanted.wait(), pause_s)
+                # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with
+                # the event, and this would go on for ever.
+                timer = loop.call_later(pause_s, wanted.set)
+                try:
+                    await wanted.wait()
+                finally:
+                    timer.cancel()
         finally:
             del self._wanted[instance]
             await pool.close()

@@ -324,3 +324,18 @@ async def test_several_sequences_never_share_one_transfer_id() -> None:
             assert setup.engines["d0"].seen[-1].body == {**PROMPT, **several}
         assert not setup.engines["p0"].seen and not setup.engines["p1"].seen
         assert setup.router.metrics.decode_only == 4
+
+
+@async_test
+async def test_an_engine_that_fails_and_leaves_at_once_is_asked_no_more() -> None:
+    async with mooncake() as (setup, _):
+        router = setup.router
+        (instance,) = (i for i in router.cluster.instances.values() if i.role.value == "prefill")
+        asked = len(router.bootstrap._tasks)
+        await until(lambda: instance in router.bootstrap._wanted)
+        await asyncio.sleep(0.05)  # it waits now
+        router.bootstrap.ask_again(instance)
+        await asyncio.sleep(0)
+        router.bootstrap.watch(())
+        await until(lambda: instance not in router.bootstrap._wanted)
+        assert asked == 1 and router.bootstrap.server_of(instance) is None
