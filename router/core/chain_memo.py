@@ -6,12 +6,14 @@ takes a call for each of hundreds; a span of blocks seen before is found by one 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from router.core.block_hash import chain, xxh3
 
 # Long ones first: a long prompt is found by few of them. Each is a multiple of the next.
 SPANS_BLOCKS = (64, 16)
-# Of each of two generations: 6 MB of hashes, for 6 MiB of text in blocks of 64 bytes.
-MAX_SPANS = 8192
+# 13 MB of hashes, for 13 MiB of text in blocks of 64 bytes.
+MAX_SPANS = 16384
 
 
 class ChainMemo:
@@ -21,15 +23,13 @@ class ChainMemo:
     def __init__(self, block_bytes: int, max_spans: int = MAX_SPANS) -> None:
         self._block_bytes = block_bytes
         self._max_spans = max_spans
-        # By the hash of a span and of all before it: the hashes of its blocks. What is not asked for while
-        # the younger generation fills up is forgotten; that takes no order to be kept on each use.
-        self._young: dict[int, list[int]] = {}
-        self._old: dict[int, list[int]] = {}
+        # By the hash of a span and of all before it: the hashes of its blocks. Used last stand last.
+        self._spans: OrderedDict[int, list[int]] = OrderedDict()
 
     @property
     def num_spans(self) -> int:
-        """Remembered, at most twice `max_spans`."""
-        return len(self._young) + len(self._old)
+        """Remembered, at most `max_spans`."""
+        return len(self._spans)
 
     def hashes(self, data: bytes, seed: int) -> list[int]:
         """One for each full block of `data`."""
@@ -46,18 +46,13 @@ class ChainMemo:
         for end in range(span_bytes, len(data) + 1, span_bytes):
             span = data[start:end]
             key = xxh3(span, block_hash)
-            found = self._young.get(key)
+            found = self._spans.pop(key, None)
             if found is None:
-                found = self._old.get(key)
-                if found is None:
-                    found = []
-                    self._add(found, span, block_hash, level + 1)
-                self._keep(key, found)
+                found = []
+                self._add(found, span, block_hash, level + 1)
+            self._spans[key] = found
+            if len(self._spans) > self._max_spans:
+                self._spans.popitem(last=False)
             hashes += found
             block_hash, start = found[-1], end
         self._add(hashes, data[start:], block_hash, level + 1)
-
-    def _keep(self, key: int, found: list[int]) -> None:
-        if len(self._young) >= self._max_spans:
-            self._old, self._young = self._young, {}
-        self._young[key] = found

@@ -27,14 +27,25 @@ class PredictedPlacements:
     how late events may be once the prefill is known to be done.
 
     Of several placements on one worker that share an anchor the latest is remembered, so what is found may be
-    too little, never too much. Memory is bounded by `max_placements`: those that expire first go first.
+    too little, never too much. Memory is bounded by `max_placements`, and by `max_blocks` in all of them:
+    those that expire first go first.
     """
 
-    def __init__(self, ttl_s: float, settled_ttl_s: float = 1.0, max_placements: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        ttl_s: float,
+        settled_ttl_s: float = 1.0,
+        max_placements: int = 1 << 16,
+        max_blocks: int = 1 << 22,
+    ) -> None:
         self._ttl_s = ttl_s
         self._settled_ttl_s = settled_ttl_s
         self._max_placements = max_placements
-        self._by_anchor: dict[int, dict[int, Placement]] = {}
+        self._max_blocks = max_blocks
+        self._num_blocks = 0
+        # Most anchors have one worker: a dict for each of those would be most of the memory, and most of what
+        # the garbage collector looks through.
+        self._by_anchor: dict[int, Placement | dict[int, Placement]] = {}
         self._expiries: list[tuple[float, int, Placement]] = []  # a heap; outdated entries are passed over
         self._num_added = 0
 
@@ -45,9 +56,17 @@ class PredictedPlacements:
     def add(self, worker: int, block_hashes: Sequence[int], now: float, expected_at: float) -> Placement:
         self._expire(now)
         placement = Placement(worker, block_hashes, expected_at + self._ttl_s)
-        depth = 1
+        self._num_blocks += len(block_hashes)
+        by_anchor, depth = self._by_anchor, 1
         while depth <= len(block_hashes):
-            self._by_anchor.setdefault(block_hashes[depth - 1], {})[worker] = placement
+            anchor = block_hashes[depth - 1]
+            found = by_anchor.get(anchor)
+            if isinstance(found, dict):
+                found[worker] = placement
+            elif found is None or found.worker == worker:
+                by_anchor[anchor] = placement
+            else:
+                by_anchor[anchor] = {found.worker: found, worker: placement}
             depth *= 2
         self._schedule_expiry(placement)
         return placement
@@ -60,15 +79,20 @@ class PredictedPlacements:
 
     def withdraw(self, placement: Placement) -> None:
         """It will not come about, or no longer counts."""
-        depth = 1
+        by_anchor, depth = self._by_anchor, 1
         while depth <= len(placement.block_hashes):
             anchor = placement.block_hashes[depth - 1]
-            found = self._by_anchor.get(anchor)
-            if found is not None and found.get(placement.worker) is placement:
+            found = by_anchor.get(anchor)
+            if found is placement:
+                del by_anchor[anchor]
+            elif isinstance(found, dict) and found.get(placement.worker) is placement:
                 del found[placement.worker]
                 if not found:
-                    del self._by_anchor[anchor]
+                    del by_anchor[anchor]
             depth *= 2
+        # The heap may keep the placement for a while, but not its blocks.
+        self._num_blocks -= len(placement.block_hashes)
+        placement.block_hashes = ()
 
     def forget(self, worker: int) -> None:
         for _, _, placement in self._expiries:
@@ -86,8 +110,11 @@ class PredictedPlacements:
             found = self._by_anchor.get(block_hashes[anchor_depth - 1])
             if found is None:
                 break
-            for worker, placement in found.items():
-                deepest[worker] = placement, anchor_depth
+            if isinstance(found, Placement):
+                deepest[found.worker] = found, anchor_depth
+            else:
+                for worker, placement in found.items():
+                    deepest[worker] = placement, anchor_depth
             anchor_depth *= 2
         workers_at: dict[int, int] = {}
         for worker, (placement, at_least) in deepest.items():
@@ -97,12 +124,15 @@ class PredictedPlacements:
 
     def workers_at(self, anchor: int) -> Collection[int]:
         """Workers expected to hold the prefix ending in this block, a power of two of blocks long."""
-        return self._by_anchor.get(anchor, {}).keys()
+        found = self._by_anchor.get(anchor)
+        if isinstance(found, Placement):
+            return (found.worker,)
+        return found.keys() if found is not None else ()
 
     def _schedule_expiry(self, placement: Placement) -> None:
         self._num_added += 1
         heapq.heappush(self._expiries, (placement.expires_at, self._num_added, placement))
-        if len(self._expiries) > self._max_placements:
+        while len(self._expiries) > self._max_placements or self._num_blocks > self._max_blocks:
             self._drop_first()
 
     def _expire(self, now: float) -> None:

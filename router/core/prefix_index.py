@@ -21,6 +21,8 @@ from router.core.view import NO_WORKER, InstanceState
 _INDEXED_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 _MEDIA = len(Medium)
 _SLOTS = 1 + _MEDIA  # per worker: all its slots, then the slot of each medium
+_PLACEMENTS_SHARE = 4  # predicted placements may take a quarter of the blocks' memory, on top of it
+_PLACED_BLOCK_SIZE_BYTES = 40  # a reference and its number
 
 
 class IndexMatch:
@@ -110,7 +112,8 @@ class PrefixIndex:
         self.stats = IndexStats()
         self.table = BlockTable(max_size_bytes, hash_block)
         self._block_bytes = block_size_tokens * TOKEN_BYTES
-        self._placements = PredictedPlacements(predicted_ttl_s)
+        max_placed_blocks = max_size_bytes // _PLACEMENTS_SHARE // _PLACED_BLOCK_SIZE_BYTES
+        self._placements = PredictedPlacements(predicted_ttl_s, max_blocks=max_placed_blocks)
         self.worker_ids: dict[int, str] = {}
         self.lora_names: set[str] = set()  # seen in events: models whose KV is not the base model's
         self._shared: list[bool] = []

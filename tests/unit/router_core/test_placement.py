@@ -94,3 +94,16 @@ def test_memory_is_bounded() -> None:
     assert len(placements) == 100
     assert depth_of(placements, 0, [999 * 100 + i for i in range(64)], 0.0) == 64
     assert depth_of(placements, 0, list(range(64)), 0.0) == 0
+
+
+def test_blocks_kept_are_bounded_whatever_the_length_of_prompts() -> None:
+    placements = PredictedPlacements(ttl_s=10, max_blocks=100)
+    chains = [list(range(1000 * n, 1000 * n + 20)) for n in range(1, 51)]
+    for at, chain in enumerate(chains):
+        placements.add(0, chain, now=0.0, expected_at=float(at))
+    assert [chain for chain in chains if depth_of(placements, 0, chain, now=0.0)] == chains[-5:]
+    placements.withdraw(placements.add(0, list(range(90)), now=0.0, expected_at=100.0))
+    placements.add(0, CHAIN, now=0.0, expected_at=200.0)
+    assert depth_of(placements, 0, CHAIN, now=0.0) == 20
+    placements.add(0, list(range(5000, 5101)), now=0.0, expected_at=300.0)
+    assert depth_of(placements, 0, list(range(5000, 5101)), now=0.0) == 0
