@@ -6,6 +6,7 @@ import itertools
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from msgspec.structs import replace
 
@@ -39,7 +40,7 @@ _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 def route(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
     """Begins the answer to one request; None when it is already complete."""
     path, method = request.path, request.method
-    if path in GENERATES or path in _PASSED or path.startswith(b"/v1/"):
+    if path in GENERATES or path in _PASSED or (path.startswith(b"/v1/") and not _climbs(path)):
         refusal = _refusal(router, request)
         if refusal is None:
             return _forward(router, client, request)
@@ -62,6 +63,13 @@ def route(router: "Router", client: ClientConnection, request: Request) -> Activ
         router.metrics.refusals[response.status] += 1
     client.respond(response)
     return None
+
+
+def _climbs(path: bytes) -> bool:
+    """Whether a server that tidies paths would see another one than under /v1/."""
+    if b"." not in path and b"%" not in path:
+        return False
+    return b".." in unquote_to_bytes(path).replace(b"\\", b"/").split(b"/")
 
 
 def _refusal(router: "Router", request: Request) -> Response | None:

@@ -9,6 +9,7 @@ engine are told apart where they are steered, else added up.
 
 import asyncio
 import logging
+import math
 import re
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def parse_load(text: bytes, sampled_at: float, dp_rank: int | None = None) -> Lo
             blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(b"," + labels)
             found = float(blocks[1]) * float(size[1]) if blocks and size else 0.0
         else:
-            found = float(value)
+            found = _number(value)
         ranks += name == b"vllm:kv_cache_usage_perc"
         totals[name] = totals.get(name, 0.0) + found
     running = totals.get(b"vllm:num_requests_running", totals.get(b"sglang:num_running_reqs"))
@@ -85,6 +86,15 @@ def parse_load(text: bytes, sampled_at: float, dp_rank: int | None = None) -> Lo
         kv_used_tokens=int(used),
         kv_capacity_tokens=int(capacity) or -1,
     )
+
+
+def _number(text: bytes) -> float:
+    """0 for what is none, or none that can be counted with."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 class LoadMonitor:

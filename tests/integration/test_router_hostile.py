@@ -209,3 +209,20 @@ def test_whatever_a_body_or_a_header_says_an_engine_or_a_reason_answers(
             assert (await client.ask("/decisions")).status == 200
 
     run()
+
+
+@async_test
+async def test_no_path_climbs_out_of_what_clients_may_ask() -> None:
+    async with running(mixed=1) as setup:
+        client = await setup.client()
+        for path in (
+            "/v1/../sleep",
+            "/v1/%2e%2e/sleep",
+            "/v1/.%2E/sleep",
+            "/v1/x/..%2f../sleep",
+            "/v1/..%5Csleep",
+        ):
+            assert (await client.ask(path, {})).status == 404, path
+        assert not setup.engines["m0"].seen
+        for path in ("/v1/models/Qwen2.5..7B", "/v1/models/a%2Fb", "/v1/models?x=../y"):
+            assert (await client.ask(path)).status == 200, path

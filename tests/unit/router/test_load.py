@@ -64,3 +64,10 @@ def test_what_is_not_said_is_unknown() -> None:
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"vllm:num_requests_running 1.0\n", b"\xff\x00"])
 def test_other_texts_are_no_load(text: bytes) -> None:
     assert parse_load(text, 0.0) is None
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "1e", "+", "..", "1-2"])
+def test_what_is_no_number_counts_as_nothing(value: str) -> None:
+    text = f"vllm:num_requests_running {value}\nvllm:num_requests_waiting 2\n".encode()
+    report = parse_load(text, 1.0)
+    assert report is not None and (report.running_requests, report.waiting_requests) == (0, 2)
