@@ -39,6 +39,12 @@ class Cluster:
         """Prefill and decode run on different instances."""
         return bool(self._by_role[Role.DECODE])
 
+    def num_ranks(self, base_url: str = "") -> int:
+        """Data parallel ranks that are instances of their own: of that engine, "" for the most any has. 1
+        where ranks are not steered. Not from the configuration: discovered engines have their own number."""
+        specs = [one.spec for one in self.instances.values() if base_url in ("", one.spec.base_url)]
+        return max((spec.dp_rank + 1 for spec in specs if spec.dp_rank is not None), default=1)
+
     def configure(self, breaker: BreakerConfig) -> None:
         """From now on; breakers begin anew when their settings have changed."""
         if breaker != self._breaker:

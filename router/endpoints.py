@@ -113,12 +113,12 @@ def _forward(router: "Router", client: ClientConnection, request: Request) -> Ac
 
 def _of_rank(router: "Router", view: RequestView, text: bytes) -> RequestView:
     """A client that names a data parallel rank gets that one, where ranks are instances. Raises BadInput."""
-    if router.config.data_parallel_size == 1:
+    num_ranks = router.cluster.num_ranks()
+    if num_ranks == 1:
         return view  # the engine's to check
-    if not text.isdigit() or len(text) > 9 or int(text) >= router.config.data_parallel_size:
+    if not text.isdigit() or len(text) > 9 or int(text) >= num_ranks:
         raise BadInput(
-            f"header x-data-parallel-rank: {text.decode('latin-1')!r} is none of the "
-            f"{router.config.data_parallel_size} ranks"
+            f"header x-data-parallel-rank: {text.decode('latin-1')!r} is none of the {num_ranks} ranks"
         )
     return replace(view, dp_rank=int(text))
 

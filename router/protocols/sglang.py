@@ -35,7 +35,7 @@ class SglangExchange(PairExchange):
         )
         room, rank = secrets.randbits(_ROOM_BITS), prefill.spec.dp_rank
         if rank is not None:
-            ranks = self.services.config.data_parallel_size
+            ranks = self.services.cluster.num_ranks(prefill.spec.base_url)
             room = room - room % ranks + rank
             room = room if room < 1 << _ROOM_BITS else room - ranks
         body = write_fields(with_field(fields, "bootstrap_room", room))

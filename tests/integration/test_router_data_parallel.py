@@ -1,5 +1,6 @@
 """Ranks of data parallel engines as instances of their own."""
 
+from router.instance_spec import InstanceSpec
 from tests.integration.router_harness import async_test, running, until
 
 COMPLETIONS = "/v1/completions"
@@ -68,3 +69,22 @@ async def test_each_rank_has_its_own_load() -> None:
         await until(lambda: loads() == [9, 0])
         await setup.ask(COMPLETIONS, PROMPT)
         assert setup.engines["m0"].seen[0].headers[RANK] == "1"
+
+
+@async_test
+async def test_ranks_that_were_discovered_are_counted_by_what_is_there() -> None:
+    async with running(prefill=1, decode=1, pd_protocol="sglang") as setup:
+        cluster, ranks = setup.router.cluster, 3
+        cluster.apply(
+            InstanceSpec(one.spec.base_url, one.role, rank)
+            for one in list(cluster.instances.values())
+            for rank in range(ranks)
+        )
+        for rank in range(ranks):
+            for _ in range(4):
+                answer = await setup.ask(COMPLETIONS, PROMPT, f"x-data-parallel-rank: {rank}\r\n")
+                assert answer.status == 200
+                prefill, decode = (setup.engines[name].seen[-1] for name in ("p0", "d0"))
+                assert prefill.headers["x-override-routed-dp-rank"] == str(rank)
+                assert decode.body["bootstrap_room"] % ranks == rank
+        assert (await setup.ask(COMPLETIONS, PROMPT, "x-data-parallel-rank: 3\r\n")).status == 400
