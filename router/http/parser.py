@@ -190,7 +190,8 @@ class RequestParser:
             self._fail(self._too_large_head())
         if int(headers.get(b"content-length", b"0")) > self._limits.max_body_bytes:
             self._fail(self._too_large_body())
-        if b"expect" in headers:
+        # RFC 9110 section 10.1.1: to a client of HTTP/1.0 no interim response may be sent.
+        if b"expect" in headers and not self._is_http_1_0:
             if headers[b"expect"].lower() != b"100-continue":
                 self._fail(BadRequest(417, "only 'Expect: 100-continue' is understood"))
             self._on_expect_continue()

@@ -158,6 +158,14 @@ def test_what_follows_a_closing_request_is_not_read() -> None:
             assert not parsed[0].keep_alive
 
 
+def test_http_1_0_expects_nothing() -> None:
+    feeder = Feeder()
+    feeder.parser.feed(b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert feeder.continues == 0
+    feeder.parser.feed(b"ab")
+    assert [request.body for request in feeder.requests] == [b"ab"]
+
+
 def test_http_1_0_never_keeps_its_connection() -> None:
     ((request,), _) = outcome([b"GET /a HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"])
     assert request.is_http_1_0 and not request.keep_alive
