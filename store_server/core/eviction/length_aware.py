@@ -45,10 +45,11 @@ class LengthAwarePolicy:
         self._unsettled.append(node)
 
     def on_access(self, keys: Iterable[bytes]) -> None:
-        self._settle()
         for key in keys:
             node = self._nodes.get(key)
             if node is not None:
+                if self._unsettled:
+                    self._settle()
                 self._tick += 1
                 node.uses += 1
                 node.tick = self._tick

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from hypothesis import given
+from hypothesis import example, given
 
 from store_server.core.eviction.length_aware import LengthAwarePolicy
 from tests.contracts.eviction_contract import Entry, EvictionContract, evict
@@ -59,6 +59,8 @@ class NaiveLengthAware:
 
 
 @given(histories)
+# An access to nobody settles nothing: the parent of 10 may still be coming.
+@example([("insert", 1, 0), ("insert", 10, 0), ("access", 0, 0), ("insert", 5, 0), ("evict", 0, 0)])
 def test_it_is_a_minimum_over_uses_and_positions(history: list[Step]) -> None:
     follow(LengthAwarePolicy(), NaiveLengthAware(), history, parents=True)
 
