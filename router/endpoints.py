@@ -16,7 +16,7 @@ from router.dashboard import pages
 from router.http.request import Request
 from router.http.response import TEXT, Response, error_response, json_response
 from router.http.server import ActiveRequest, ClientConnection
-from router.instance_spec import RANK_HEADER, Health
+from router.instance_spec import RANK_HEADER, Health, read_rank
 from router.kv_events.metrics import feed_families, index_families
 from router.metrics import exposition
 from router.protocols.base import Exchange
@@ -116,11 +116,12 @@ def _of_rank(router: "Router", view: RequestView, text: bytes) -> RequestView:
     num_ranks = router.cluster.num_ranks()
     if num_ranks == 1:
         return view  # the engine's to check
-    if not text.isdigit() or len(text) > 9 or int(text) >= num_ranks:
+    rank = read_rank(text)
+    if not 0 <= rank < num_ranks:
         raise BadInput(
             f"header x-data-parallel-rank: {text.decode('latin-1')!r} is none of the {num_ranks} ranks"
         )
-    return replace(view, dp_rank=int(text))
+    return replace(view, dp_rank=rank)
 
 
 def _prompt_read(exchange: Exchange, prompt: "asyncio.Future[RequestView]") -> None:

@@ -12,6 +12,11 @@ from router.kv_events.source import EventSource
 RANK_HEADER = b"x-data-parallel-rank"
 
 
+def read_rank(text: bytes) -> int:
+    """What stands in that header; -1 for what can be no rank, also for its number of digits."""
+    return int(text) if text.isdigit() and len(text) < 10 else -1
+
+
 class Health(str, Enum):
     UNKNOWN = "unknown"  # not probed yet; requests may go there, readiness does not count on it
     UP = "up"

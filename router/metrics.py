@@ -20,10 +20,7 @@ from router.instance_spec import Health
 # Only known paths become labels: a client must not be able to make time series.
 _PATH_LABELS = {
     path.encode(): path
-    for path in (
-        *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models"),
-        "/v1/responses",
-    )
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/responses")
 }
 _STATUS_LABELS = tuple(f"{hundreds}xx" for hundreds in range(10))
 _TTFT_SECONDS = (

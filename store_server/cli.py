@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError, KVError
-from kvcore.extras import missing_package
+from kvcore.extras import missing_package, output_closed
 from kvcore.units import parse_size_bytes
 from kvcore.wire.messages import EvictStrategy
 from store_server.config import ENV_PREFIX, StoreConfig
@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(missing_package("mooncake-store", "store", error), file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read our output (`head`) has seen enough; the interpreter would complain about the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return output_closed()
     except OSError as error:
         print(f"mooncake-store: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 1

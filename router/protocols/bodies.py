@@ -33,6 +33,11 @@ def num_samples(fields: Fields) -> int:
         return 1
 
 
+def num_sequences(fields: Fields) -> int:
+    """What one body asks to be decoded: several samples of each of several prompts."""
+    return num_prompts(fields) * num_samples(fields)
+
+
 def num_prompts(fields: Fields) -> int:
     """Prompts of a completion: `prompt` may be a list of texts or of lists of token ids, and beside it vLLM
     takes `prompt_embeds`, one or several."""

@@ -20,11 +20,10 @@ from router.http.leg import Leg
 from router.http.request import Request
 from router.http.server import ClientConnection
 from router.instance import Instance
-from router.instance_spec import RANK_HEADER
+from router.instance_spec import RANK_HEADER, read_rank
 from router.protocols.base import Services
 from router.protocols.bodies import (
-    num_prompts,
-    num_samples,
+    num_sequences,
     prefill_fields,
     with_transfer_params,
     write_fields,
@@ -44,7 +43,7 @@ class MooncakeExchange(PairExchange):
 
     def schedule_pair(self, now: float) -> Decision:
         cluster, bootstrap = self.services.cluster, self.services.bootstrap
-        if num_prompts(self.fields) * num_samples(self.fields) > 1:
+        if num_sequences(self.fields) > 1:
             self.exclude_prefill()
         while True:
             decision = super().schedule_pair(now)
@@ -85,9 +84,9 @@ class MooncakeExchange(PairExchange):
             return prefill.spec.dp_rank, b""  # its head lines say so
         if len(ranks) == 1:
             return ranks[0], b""
-        asked = self.request.headers.get(RANK_HEADER, b"")
-        if asked.isdigit() and len(asked) < 10 and int(asked) in ranks:
-            return int(asked), b""  # the client's own line is forwarded
+        asked = read_rank(self.request.headers.get(RANK_HEADER, b""))
+        if asked in ranks:
+            return asked, b""  # the client's own line is forwarded
         rank = secrets.choice(ranks)
         return rank, b"%b: %d\r\n" % (RANK_HEADER, rank)
 

@@ -26,8 +26,7 @@ from router.http.request import Request
 from router.http.server import ClientConnection
 from router.protocols.base import Services
 from router.protocols.bodies import (
-    num_prompts,
-    num_samples,
+    num_sequences,
     prefill_fields,
     with_field,
     with_transfer_params,
@@ -60,7 +59,7 @@ class NixlExchange(PrefilledExchange):
         self._prefilled_at = 0.0
 
     def may_be_prefilled(self) -> bool:
-        return num_prompts(self._fields) * num_samples(self._fields) == 1
+        return num_sequences(self._fields) == 1
 
     def dispatch(self, prefill: InstanceState | None, decode: InstanceState, now: float) -> None:
         if prefill is None:
