@@ -18,7 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 def respond(router: "Router", client: ClientConnection, request: Request) -> Response:
-    """The answer to one of PATHS. Without API keys only clients on the router's own host are listened to."""
+    """The answer to one of PATHS."""
+    refused = refusal(router, client, request)
+    if refused is not None:
+        return refused
+    try:
+        return PATHS[request.path](router, request)
+    except Exception:
+        # A bug of ours costs this one request, not the router.
+        logger.exception("internal error", extra={"path": request.path.decode()})
+        return error_response(500, "internal error of the router; its log says more")
+
+
+def refusal(router: "Router", client: ClientConnection, request: Request) -> Response | None:
+    """By its head. Without API keys only clients on the router's own host are listened to."""
     if request.method != b"POST":
         return error_response(405, f"{request.path.decode()} answers POST", headers=b"allow: POST\r\n")
     if router.config.api_keys:
@@ -28,12 +41,7 @@ def respond(router: "Router", client: ClientConnection, request: Request) -> Res
             )
     elif not is_local(client.transport.get_extra_info("peername")):
         return error_response(403, "without --api-key only clients on the router's host may ask for this")
-    try:
-        return PATHS[request.path](router, request)
-    except Exception:
-        # A bug of ours costs this one request, not the router.
-        logger.exception("internal error", extra={"path": request.path.decode()})
-        return error_response(500, "internal error of the router; its log says more")
+    return None
 
 
 def is_local(peer: object) -> bool:

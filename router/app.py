@@ -20,9 +20,10 @@ from router.core.view import Role
 from router.dashboard.watch import Watch
 from router.decisions import DecisionLog
 from router.discovery import Discovery, StaticDiscovery
-from router.endpoints import key_is_known, route
+from router.endpoints import key_is_known, refusal_by_head, route
 from router.health import HealthMonitor
 from router.http.request import Request
+from router.http.response import Response
 from router.http.server import ActiveRequest, ClientConnection
 from router.ids import IdSource
 from router.kv_events.reader import EventReader
@@ -279,6 +280,9 @@ class Router:
 
     def handle(self, client: ClientConnection, request: Request) -> ActiveRequest | None:
         return route(self, client, request)
+
+    def refusal(self, client: ClientConnection, head: Request) -> Response | None:
+        return refusal_by_head(self, client, head)
 
     def refused(self, status: int) -> None:
         self.metrics.refusals[status] += 1

@@ -39,30 +39,48 @@ _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 def route(router: "Router", client: ClientConnection, request: Request) -> ActiveRequest | None:
     """Begins the answer to one request; None when it is already complete."""
-    path, method = request.path, request.method
-    if path in GENERATES or path in _PASSED or (path.startswith(b"/v1/") and not _climbs(path)):
-        refusal = _refusal(router, request)
+    path = request.path
+    if _goes_to_engines(path):
+        refusal = _refusal(router, request) or _limit_refusal(router)
         if refusal is None:
             return _forward(router, client, request)
         response = refusal
     elif path in admin.PATHS:
         response = admin.respond(router, client, request)
-    elif path not in _OWN and not pages.is_ours(path):
-        response = error_response(
-            404, f"{method.decode()} {path.decode('latin-1')}: there is no such endpoint"
-        )
-    elif method not in (b"GET", b"HEAD"):
-        response = error_response(405, f"{path.decode()} answers GET", headers=b"allow: GET, HEAD\r\n")
-    elif path in _GUARDED and not router.authorized(request):
-        response = _UNAUTHORIZED
-    elif pages.is_ours(path):
-        response = pages.respond(router, request)
     else:
-        response = _OWN[path](router)
+        response = _own_refusal(router, request) or _own(router, request)
     if response.status >= 400:
         router.metrics.refusals[response.status] += 1
     client.respond(response)
     return None
+
+
+def refusal_by_head(router: "Router", client: ClientConnection, head: Request) -> Response | None:
+    """What `route` would answer whatever body follows: nobody need send it, and none is kept in vain."""
+    if _goes_to_engines(head.path):
+        return _refusal(router, head)
+    if head.path in admin.PATHS:
+        return admin.refusal(router, client, head)
+    return _own_refusal(router, head)
+
+
+def _goes_to_engines(path: bytes) -> bool:
+    return path in GENERATES or path in _PASSED or (path.startswith(b"/v1/") and not _climbs(path))
+
+
+def _own_refusal(router: "Router", request: Request) -> Response | None:
+    path, method = request.path, request.method
+    if path not in _OWN and not pages.is_ours(path):
+        return error_response(404, f"{method.decode()} {path.decode('latin-1')}: there is no such endpoint")
+    if method not in (b"GET", b"HEAD"):
+        return error_response(405, f"{path.decode()} answers GET", headers=b"allow: GET, HEAD\r\n")
+    if path in _GUARDED and not router.authorized(request):
+        return _UNAUTHORIZED
+    return None
+
+
+def _own(router: "Router", request: Request) -> Response:
+    return pages.respond(router, request) if pages.is_ours(request.path) else _OWN[request.path](router)
 
 
 def _climbs(path: bytes) -> bool:
@@ -79,6 +97,10 @@ def _refusal(router: "Router", request: Request) -> Response | None:
     if method != b"POST" and (method != b"GET" or request.path in GENERATES):
         allowed = "POST" if request.path in GENERATES else "GET and POST"
         return error_response(405, f"{request.path.decode('latin-1')} answers {allowed}")
+    return None
+
+
+def _limit_refusal(router: "Router") -> Response | None:
     limit = router.config.max_concurrent_requests
     if limit and router.metrics.active_requests >= limit:
         return error_response(

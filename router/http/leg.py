@@ -10,6 +10,7 @@ from typing import Protocol
 
 import httptools
 
+from router.http.one_hop import response_lines
 from router.http.upstream import UpstreamConnection, UpstreamPool
 
 # What is held of a response nobody relays (a prefill answer, an error). A prefill answer with prompt
@@ -58,6 +59,7 @@ class Leg:
         "_held_bytes",
         "_owner",
         "failure",
+        "has_one_hop",
         "headers",
         "keep_alive",
         "on_data",
@@ -72,7 +74,10 @@ class Leg:
         self.target = target
         self.state = LegState.NEW
         self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.has_one_hop = (
+            False  # headers that are not the client's, beyond "Connection: keep-alive" or close
+        )
         self.failure = ""
         self.keep_alive = True
         self.truncated = False
@@ -114,25 +119,27 @@ class Leg:
     # What the owner may do.
 
     def relay(self, write: Callable[[bytes], object], extra_lines: bytes) -> None:
-        """From `leg_head`: passes the response on, verbatim but for `extra_lines` after the status line."""
+        """From `leg_head`: passes the response on, verbatim but for `extra_lines` after the status line and
+        for what concerns the engine's connection only."""
         self.state = LegState.RELAYING
         self.on_data = write
         raw = self.held_response()
         end_of_status_line = raw.index(b"\r\n") + 2
-        write(raw[:end_of_status_line] + extra_lines + raw[end_of_status_line:])
+        if self.has_one_hop:
+            rest = response_lines(self.headers) + raw[raw.index(b"\r\n\r\n") + 2 :]
+        else:
+            rest = raw[end_of_status_line:]
+        write(raw[:end_of_status_line] + extra_lines + rest)
         self._held.clear()
 
     def relay_body(self, write: Callable[[bytes], object], extra_lines: bytes) -> None:
         """As `relay`, for a client of HTTP/1.0, which knows no chunks: the body ends with the connection."""
         self.state = LegState.RELAYING
         raw = self.held_response()
-        lines = [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in self.headers
-            if name.lower() not in (b"transfer-encoding", b"connection", b"keep-alive")
-        ]
+        headers = [one for one in self.headers if one[0] != b"transfer-encoding"]
         status_line = raw[: raw.index(b"\r\n") + 2]
-        write(b"%b%b%bconnection: close\r\n\r\n" % (status_line, extra_lines, b"".join(lines)))
+        closes = (b"connection", b"close")
+        write(b"%b%b%b\r\n" % (status_line, extra_lines, response_lines([*headers, closes])))
         decoder = BodyDecoder(write)
         decoder.feed(raw)
         self.on_data = decoder.feed
@@ -147,7 +154,7 @@ class Leg:
 
     def header(self, lower_name: bytes) -> bytes | None:
         for name, value in self.headers:
-            if name.lower() == lower_name:
+            if name == lower_name:
                 return value
         return None
 
@@ -197,12 +204,15 @@ class Leg:
         else:
             self.truncated = True
 
-    def on_head(self, status: int, headers: list[tuple[bytes, bytes]], keep_alive: bool) -> None:
+    def on_head(
+        self, status: int, headers: list[tuple[bytes, bytes]], keep_alive: bool, has_one_hop: bool
+    ) -> None:
         self.state = LegState.HOLDING
         self.status = status
         self.headers = headers
         self._body = b""
         self.keep_alive = keep_alive
+        self.has_one_hop = has_one_hop
         self._owner.leg_head(self)
 
     def on_end(self) -> None:

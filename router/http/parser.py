@@ -7,6 +7,7 @@ import httptools
 
 from router.http.known_heads import KnownHead, split_head
 from router.http.limits import HttpLimits
+from router.http.one_hop import fields_named, lines_without
 from router.http.request import Request
 
 # RFC 9110 section 7.6.1: these concern one hop. Host and Content-Length are written anew for the engine, and
@@ -28,6 +29,7 @@ _NOT_FORWARDED = frozenset(
         b"upgrade",
     }
 )
+_USUAL_CONNECTION = (b"keep-alive", b"close")
 # Of a body kept apart. A client may send chunks of one byte, and each piece costs forty more.
 _MAX_PIECES = 1024
 
@@ -50,25 +52,27 @@ class Phase(Enum):
 class RequestParser:
     """Feeds `on_request` with each complete request, in order, from inside `feed`.
 
-    `on_expect_continue` is called when a client waits for "100 Continue" before sending its body. After
-    `BadRequest` was raised nothing more may be fed. `body_bytes` counts the body read so far.
+    `on_body_awaited` gets a request whose head has come and whose body has not, not all of it: once, and with
+    an empty body. After `BadRequest` was raised nothing more may be fed. `body_bytes` counts the body read so
+    far.
     """
 
     def __init__(
         self,
         limits: HttpLimits,
         on_request: Callable[[Request], None],
-        on_expect_continue: Callable[[], None],
+        on_body_awaited: Callable[[Request], None],
     ) -> None:
         self._limits = limits
         self._on_request = on_request
-        self._on_expect_continue = on_expect_continue
+        self._on_body_awaited = on_body_awaited
         self._parser = httptools.HttpRequestParser(self)
         self._error: BadRequest | None = None
         self._closing = False
         self._keep_alive = True
         self._is_http_1_0 = False
         self._forward_lines = b""
+        self._is_announced = True
         self.phase = Phase.IDLE
         self.body_bytes = 0
         self._head_bytes = 0
@@ -85,6 +89,7 @@ class RequestParser:
         self._headers: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []
         self._dropped: list[bytes] = []
+        self._named: frozenset[bytes] = frozenset()  # in Connection
         self._body: list[bytes] = []
         self._num_joined = 0  # of its first pieces
 
@@ -131,6 +136,9 @@ class RequestParser:
             self._framing_bytes = self._framing_bytes + len(data) if self.body_bytes == body_bytes else 0
             if self._framing_bytes > self._limits.max_header_bytes:
                 raise self._too_large_head()
+        if self.phase is Phase.BODY and not self._is_announced:
+            self._is_announced = True
+            self._on_body_awaited(self._request(b""))
 
     def _too_large_head(self) -> BadRequest:
         return BadRequest(431, f"request head larger than {self._limits.max_header_bytes} bytes")
@@ -141,11 +149,7 @@ class RequestParser:
         if self._parser.get_method() == b"CONNECT":
             raise BadRequest(405, "CONNECT is not supported")
         method, target, lines = self._parser.get_method(), self._target, self._lines
-        framing = [
-            line
-            for line in self._dropped
-            if not line.lower().startswith((b"upgrade:", b"connection:", b"http2-settings:"))
-        ]
+        framing = [line for line in self._dropped if not line.lower().startswith(b"upgrade:")]
         version = self._parser.get_http_version().encode()
         self._parser = httptools.HttpRequestParser(self)
         self._parse(
@@ -169,6 +173,8 @@ class RequestParser:
         self._headers[lower] = value
         if lower in _NOT_FORWARDED:
             self._dropped.append(b"%b: %b\r\n" % (name, value))
+            if lower == b"connection" and value.lower() not in _USUAL_CONNECTION:
+                self._named |= fields_named(value)
         else:
             self._lines.append(b"%b: %b\r\n" % (name, value))
 
@@ -185,16 +191,20 @@ class RequestParser:
         self.phase = Phase.BODY
         self.body_bytes = 0
         self._framing_bytes = 0
+        self._is_announced = False
+        if self._named:
+            self._lines = lines_without(self._lines, self._named)
         self._forward_lines = b"".join(self._lines)
         if len(self._forward_lines) > self._limits.max_header_bytes:
             self._fail(self._too_large_head())
         if int(headers.get(b"content-length", b"0")) > self._limits.max_body_bytes:
             self._fail(self._too_large_body())
-        # RFC 9110 section 10.1.1: to a client of HTTP/1.0 no interim response may be sent.
-        if b"expect" in headers and not self._is_http_1_0:
-            if headers[b"expect"].lower() != b"100-continue":
-                self._fail(BadRequest(417, "only 'Expect: 100-continue' is understood"))
-            self._on_expect_continue()
+        if not self._is_http_1_0 and headers.get(b"expect", b"100-continue").lower() != b"100-continue":
+            self._fail(BadRequest(417, "only 'Expect: 100-continue' is understood"))
+        self._target = _origin_form(self._target)
+        if not self._target:
+            self._fail(BadRequest(400, "the request target is not a path"))
+        self._method, self._path = parser.get_method(), self._target.partition(b"?")[0]
 
     def on_body(self, data: bytes) -> None:
         self.body_bytes += len(data)
@@ -208,26 +218,22 @@ class RequestParser:
     def on_message_complete(self) -> None:
         if self._upgrades:
             return
-        parser = self._parser
         self.phase = Phase.IDLE
         self._num_complete += 1
         self._closing = not self._keep_alive
-        self._target = target = _origin_form(self._target)
-        if not target:
-            self._fail(BadRequest(400, "the request target is not a path"))
-        self._method, self._path = parser.get_method(), target.partition(b"?")[0]
         body, self._body = self._body, []
-        self._on_request(
-            Request(
-                self._method,
-                target,
-                self._path,
-                self._headers,
-                self._forward_lines,
-                body[0] if len(body) == 1 else b"".join(body),
-                self._keep_alive,
-                self._is_http_1_0,
-            )
+        self._on_request(self._request(body[0] if len(body) == 1 else b"".join(body)))
+
+    def _request(self, body: bytes) -> Request:
+        return Request(
+            self._method,
+            self._target,
+            self._path,
+            self._headers,
+            self._forward_lines,
+            body,
+            self._keep_alive,
+            self._is_http_1_0,
         )
 
     def _too_large_body(self) -> BadRequest:

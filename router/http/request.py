@@ -18,6 +18,11 @@ class Request(msgspec.Struct):
     is_http_1_0: bool
 
 
+def expects_continue(request: Request) -> bool:
+    """RFC 9110 section 10.1.1: to a client of HTTP/1.0 no interim response may be sent."""
+    return b"expect" in request.headers and not request.is_http_1_0
+
+
 def upstream_head(request: Request, first_lines: bytes, extra_lines: bytes, content_length: int) -> bytes:
     """The request head for an engine, ending in the empty line. `first_lines` (Host among them) and
     `extra_lines` end in CRLF."""

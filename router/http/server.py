@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from router.http.limits import HttpLimits
 from router.http.parser import BadRequest, Phase, RequestParser
-from router.http.request import Request
+from router.http.request import Request, expects_continue
 from router.http.response import Response, error_response
 from router.http.upstream import tune_socket
 
@@ -46,6 +46,10 @@ class Application(Protocol):
         """Begins to answer; None when it already has."""
         ...
 
+    def refusal(self, client: "ClientConnection", head: Request) -> Response | None:
+        """What would be answered whatever body follows this head."""
+        ...
+
     def refused(self, status: int) -> None:
         """A request was refused before it could be routed (for the metrics)."""
         ...
@@ -62,11 +66,11 @@ class ClientConnection:
         self._app = app
         # Kept: asking for the running loop asks the kernel for the process id, each time (CPython 3.11).
         self.loop = asyncio.get_running_loop()
-        self._parser = RequestParser(app.limits, self._request_complete, self._expects_continue)
+        self._parser = RequestParser(app.limits, self._request_complete, self._body_awaited)
         self._queue: deque[Request] = deque()
         self._current: Request | None = None
         self._active: ActiveRequest | None = None
-        self._refusal: BadRequest | None = None
+        self._refusal: Response | None = None
         self._pumping = False
         self._reading_paused = False
         self.write_paused = False
@@ -83,8 +87,7 @@ class ClientConnection:
         self.write = self.transport.write
         tune_socket(transport)
         if not self._app.opened(self):
-            self._app.refused(503)
-            self._refuse(BadRequest(503, "too many connections to the router; try again later"))
+            self._refuse(error_response(503, "too many connections to the router; try again later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._app.closed(self)
@@ -101,8 +104,7 @@ class ClientConnection:
         try:
             parser.feed(data)
         except BadRequest as refusal:
-            self._app.refused(refusal.status)
-            self._refuse(refusal)
+            self._refuse(error_response(refusal.status, refusal.message))
             return
         if parser.phase is not self._phase:
             self._phase = parser.phase
@@ -132,10 +134,15 @@ class ClientConnection:
             self._reading_paused = True
             self.transport.pause_reading()
 
-    def _expects_continue(self) -> None:
-        # With an earlier answer under way it could not be sent in order; such a client then sends its body
-        # after a while by itself (RFC 9110 section 10.1.1).
-        if self._current is None:
+    def _body_awaited(self, head: Request) -> None:
+        # With an earlier answer under way nothing could be sent in order; who waits for leave then sends its
+        # body after a while by itself (RFC 9110 section 10.1.1).
+        if self._current is not None:
+            return
+        refusal = self._app.refusal(self, head)
+        if refusal is not None:
+            self._refuse(refusal)
+        elif expects_continue(head):
             self.write(_CONTINUE)
 
     def _pump(self) -> None:
@@ -157,7 +164,7 @@ class ClientConnection:
             self._reading_paused = False
             self.transport.resume_reading()
         if self._refusal is not None:
-            self._refuse(self._refusal)
+            self._answer_refusal(self._refusal)
 
     # For whoever answers
 
@@ -199,16 +206,19 @@ class ClientConnection:
         if self._current is None and not self._queue and self._phase is Phase.IDLE:
             self.transport.close()
 
-    def _refuse(self, refusal: BadRequest) -> None:
-        """Answers what could not be parsed, after the answers to the requests before it, and closes.
+    def _refuse(self, refusal: Response) -> None:
+        """Answers what is not read to its end, after the answers to the requests before it, and closes."""
+        self._app.refused(refusal.status)
+        self._refusal = refusal
+        self._answer_refusal(refusal)
 
-        Our half first: closing at once while the client still sends would reset the connection, and the
+    def _answer_refusal(self, refusal: Response) -> None:
+        """Our half first: closing at once while the client still sends would reset the connection, and the
         client would lose the answer (RFC 9112 section 9.6). What it sends is dropped meanwhile.
         """
-        self._refusal = refusal
         if self._current is None and not self.transport.is_closing() and not self._lingering_since:
             self._lingering_since = self.loop.time()
-            self.write(error_response(refusal.status, refusal.message).encode(close=True))
+            self.write(refusal.encode(close=True))
             self.transport.write_eof()
 
     # Deadlines
@@ -238,5 +248,4 @@ class ClientConnection:
             if waited_ms > (limits.idle_timeout_ms if self._served_any else limits.header_timeout_ms):
                 self.transport.close()
         if late:
-            self._app.refused(408)
-            self._refuse(BadRequest(408, "the request did not arrive in time"))
+            self._refuse(error_response(408, "the request did not arrive in time"))

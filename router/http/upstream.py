@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from router.http.leg import Leg
 
 
+# Of a response: nothing that clients may see as the engine sent it (router.http.one_hop).
+_ONE_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"})
+_USUAL_CONNECTION = (b"keep-alive", b"close")
+
+
 class UpstreamConnection:
     """Lives on the event loop's thread, like everything in router.http.
 
@@ -37,6 +42,7 @@ class UpstreamConnection:
     def _reset(self) -> None:
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
+        self._has_one_hop = False
         self._head_passed = False
         self._complete = False
         self._keep_alive = False
@@ -116,7 +122,7 @@ class UpstreamConnection:
             leg.hold(data)
             if self._status >= 200:
                 self._head_passed = True
-                leg.on_head(self._status, self._headers, self._keep_alive)
+                leg.on_head(self._status, self._headers, self._keep_alive, self._has_one_hop)
         # on_head may have abandoned this response, or even started the next one on this connection.
         if self._complete and self._leg is leg:
             self._leg = None
@@ -144,18 +150,21 @@ class UpstreamConnection:
             raise httptools.HttpParserError("more than one response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        lower = name.lower()
+        self._headers.append((lower, value))
+        if lower in _ONE_HOP and (lower != b"connection" or value.lower() not in _USUAL_CONNECTION):
+            self._has_one_hop = True
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         status = parser.get_status_code()
         if status < 200:
-            self._headers = []
+            self._headers, self._has_one_hop = [], False
             return
         self._status = status
         self._keep_alive = parser.should_keep_alive()
         if not self._keep_alive:
-            names = {name.lower() for name, _ in self._headers}
+            names = {name for name, _ in self._headers}
             self._ends_at_close = not (names & {b"content-length", b"transfer-encoding"})
 
     def on_message_complete(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.http.limits import HttpLimits
 from router.http.parser import BadRequest, Phase, RequestParser
-from router.http.request import Request, upstream_head
+from router.http.request import Request, expects_continue, upstream_head
 
 LIMITS = HttpLimits(max_header_bytes=4096, max_body_bytes=4096)
 
@@ -17,11 +17,8 @@ LIMITS = HttpLimits(max_header_bytes=4096, max_body_bytes=4096)
 class Feeder:
     def __init__(self, limits: HttpLimits = LIMITS) -> None:
         self.requests: list[Request] = []
-        self.continues = 0
-        self.parser = RequestParser(limits, self.requests.append, self._continue)
-
-    def _continue(self) -> None:
-        self.continues += 1
+        self.awaited: list[Request] = []
+        self.parser = RequestParser(limits, self.requests.append, self.awaited.append)
 
 
 def outcome(pieces: list[bytes], limits: HttpLimits = LIMITS) -> tuple[list[Request], int]:
@@ -161,7 +158,7 @@ def test_what_follows_a_closing_request_is_not_read() -> None:
 def test_http_1_0_expects_nothing() -> None:
     feeder = Feeder()
     feeder.parser.feed(b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
-    assert feeder.continues == 0
+    assert [expects_continue(head) for head in feeder.awaited] == [False]
     feeder.parser.feed(b"ab")
     assert [request.body for request in feeder.requests] == [b"ab"]
 
@@ -187,12 +184,24 @@ def test_a_refused_head_is_refused_however_it_comes() -> None:
         assert outcome(pieces)[1] == 431
 
 
-def test_expect_100_continue_asks_once() -> None:
+def test_a_body_is_awaited_once() -> None:
     feeder = Feeder()
-    feeder.parser.feed(b"POST /x HTTP/1.1\r\nexpect: 100-Continue\r\ncontent-length: 1\r\n\r\n")
-    assert feeder.continues == 1
+    feeder.parser.feed(b"POST /x?y HTTP/1.1\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
+    assert [expects_continue(head) for head in feeder.awaited] == [True]
     feeder.parser.feed(b"a")
-    assert feeder.continues == 1 and feeder.requests[0].body == b"a"
+    feeder.parser.feed(b"b")
+    (head,), (request,) = feeder.awaited, feeder.requests
+    assert (head.path, head.target, head.body) == (b"/x", b"/x?y", b"") and request.body == b"ab"
+    feeder.parser.feed(b"POST /x HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\nc")
+    assert len(feeder.awaited) == 1 and len(feeder.requests) == 2
+
+
+def test_a_body_is_awaited_also_after_an_offer_to_upgrade() -> None:
+    feeder = Feeder()
+    offer = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    feeder.parser.feed(b"POST /x HTTP/1.1\r\n%bcontent-length: 2\r\n\r\n" % offer)
+    feeder.parser.feed(b"ab")
+    assert len(feeder.awaited) == 1 and feeder.requests[0].body == b"ab"
 
 
 @settings(max_examples=200, deadline=None)
