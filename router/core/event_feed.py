@@ -15,7 +15,9 @@ import msgspec
 from kvcore.errors import RemoteProtocolError
 from kvcore.wire.events import AllBlocksCleared, Event, decode_batch
 
+# What comes live while a replay is under way.
 MAX_HELD_BATCHES = 20_000
+MAX_HELD_BYTES = 64 << 20
 
 
 class ReplayFrom(msgspec.Struct, frozen=True, gc=False):
@@ -56,18 +58,21 @@ class EventFeed:
         worker: int,
         max_held_batches: int = MAX_HELD_BATCHES,
         namespaces: frozenset[str] = frozenset(),
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self.stats = FeedStats()
         self._namespaces = namespaces
         self._index = index
         self._worker = worker
         self._max_held_batches = max_held_batches
+        self._max_held_bytes = max_held_bytes
         self._generation = 0
         self._last_seq = -1  # applied
         self._newest_seq = -1  # seen live
         self._replaying = False
         self._replay_helped = False
         self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = 0
 
     @property
     def is_current(self) -> bool:
@@ -88,6 +93,7 @@ class EventFeed:
         self._last_seq = self._newest_seq = -1
         self._replaying = False
         self._held.clear()
+        self._held_bytes = 0
 
     def on_published(self, seq: int, payload: bytes) -> ReplayFrom | None:
         """A live batch. Live numbers only go back when the publisher has started anew."""
@@ -103,7 +109,8 @@ class EventFeed:
             self._apply(seq, payload)
             return None
         self._held.append((seq, payload))
-        if len(self._held) > self._max_held_batches:
+        self._held_bytes += len(payload)
+        if len(self._held) > self._max_held_batches or self._held_bytes > self._max_held_bytes:
             self.on_replay_failed(self._generation)
             return None
         return effect
@@ -143,6 +150,7 @@ class EventFeed:
             if seq > self._last_seq:
                 self._apply(seq, payload)
             self._held.popleft()
+            self._held_bytes -= len(payload)
         self._replaying = False
         self._generation += 1
         return None

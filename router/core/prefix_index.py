@@ -23,6 +23,8 @@ _MEDIA = len(Medium)
 _SLOTS = 1 + _MEDIA  # per worker: all its slots, then the slot of each medium
 _PLACEMENTS_SHARE = 4  # predicted placements may take a quarter of the blocks' memory, on top of it
 _PLACED_BLOCK_SIZE_BYTES = 40  # a reference and its number
+# An adapter of a longer name is none that a request asks for.
+MAX_LORA_NAMES, _MAX_LORA_NAME_CHARS = 10_000, 1024
 
 
 class IndexMatch:
@@ -115,7 +117,8 @@ class PrefixIndex:
         max_placed_blocks = max_size_bytes // _PLACEMENTS_SHARE // _PLACED_BLOCK_SIZE_BYTES
         self._placements = PredictedPlacements(predicted_ttl_s, max_blocks=max_placed_blocks)
         self.worker_ids: dict[int, str] = {}
-        self.lora_names: set[str] = set()  # seen in events: models whose KV is not the base model's
+        # Seen in events, the last one last: models whose KV is not the base model's.
+        self.lora_names: dict[str, None] = {}
         self._shared: list[bool] = []
         self._group: list[int | None] = []
         self._has_published: list[bool] = []
@@ -229,7 +232,7 @@ class PrefixIndex:
             hashes = hashes[:num_full]
         seed, extra_keys = 0, None
         if event.lora_name:
-            self.lora_names.add(event.lora_name)
+            self._note_lora(event.lora_name)
         if event.lora_name or event.cache_salt or event.extra_keys:
             seed, extra_keys = _seed_and_extras(event)
         try:
@@ -239,6 +242,15 @@ class PrefixIndex:
             return
         self.table.store_chain(hashes, parent, seed, data, self._block_bytes, extra_keys, slot_bit)
         self.stats.stored += len(hashes)
+
+    def _note_lora(self, name: str) -> None:
+        """Engines load and unload adapters for as long as they live: the oldest names make room."""
+        names = self.lora_names
+        names.pop(name, None)
+        if len(name) <= _MAX_LORA_NAME_CHARS:
+            names[name] = None
+        if len(names) > MAX_LORA_NAMES:
+            del names[next(iter(names))]
 
     def _removed(self, worker: int, event: BlockRemoved) -> None:
         group = self._group[worker]

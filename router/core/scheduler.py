@@ -129,11 +129,16 @@ class Scheduler:
             self._settings.transfer_model,
             math.inf,
         )
-        return msgspec.structs.replace(
-            choice,
-            predicted_ms=predicted.predicted_ms,
-            prefix_blocks=predicted.prefix_blocks,
-            compute_ms=predicted.compute_ms,
+        return Choice(
+            choice.instance,
+            choice.reason,
+            choice.cost,
+            choice.candidates,
+            predicted.predicted_ms,
+            predicted.prefix_blocks,
+            predicted.compute_ms,
+            choice.short_of_kv_tokens,
+            choice.transfer,
         )
 
     def _predict_decode(self, request: RequestView, choice: Choice) -> Choice:

@@ -124,6 +124,25 @@ def test_without_a_replay_the_gap_costs_what_was_known() -> None:
     assert world.holds() == {2, 3}
 
 
+def test_what_is_held_during_a_replay_is_bounded_in_bytes() -> None:
+    index = PrefixIndex(BLOCK)
+    feed = EventFeed(index, index.add_worker("a"), max_held_bytes=5000)
+    effect = feed.on_published(1, b"x" * 4000)
+    assert effect is not None and feed.stats.batches == 0
+    assert feed.on_published(2, b"x" * 4000) is None
+    # As when the replay failed: no more is kept, and what comes next is applied at once.
+    assert feed.is_current and feed.stats.losses == 1 and feed.stats.batches == 2
+    assert feed.on_published(3, b"x" * 4000) is None and feed.stats.batches == 3
+    # What was given up is not counted for the next time.
+    for seq in (5, 7):
+        effect = feed.on_published(seq, b"x" * 4000)
+        assert effect is not None and not feed.is_current
+        feed.on_replay_failed(effect.generation)
+        assert feed.is_current
+    feed.reset()
+    assert feed.on_published(1, b"x" * 4000) is not None and not feed.is_current
+
+
 def test_a_replay_that_reaches_back_too_little_costs_what_was_known() -> None:
     world = World()
     world.feed.on_published(0, payload(0))

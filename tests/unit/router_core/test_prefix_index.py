@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Medium
 from router.core.block_hash import block_hashes, root_seed
-from router.core.prefix_index import PrefixIndex
+from router.core.prefix_index import MAX_LORA_NAMES, PrefixIndex
 from router.core.view import NO_WORKER, InstanceState
 
 BLOCK = 4
@@ -304,3 +304,21 @@ def test_against_a_dict_of_sets(steps: list[tuple[str, int, list[int], Medium]],
         assert match.local_blocks_of((instance,)) == [max(depths)]
         gpu, cpu, *_ = match.blocks_by_medium(instance)
         assert (gpu, cpu) == (depths[0], max(0, depths[1] - depths[0]))
+
+
+def test_names_of_adapters_are_bounded_and_the_newest_are_kept() -> None:
+    index = PrefixIndex(BLOCK)
+    worker = index.add_worker("a")
+
+    def seen(name: str) -> None:
+        index.apply(worker, [BlockStored([1], None, PROMPT[:BLOCK], BLOCK, lora_name=name)])
+
+    for number in range(MAX_LORA_NAMES):
+        seen(f"adapter-{number}")
+    seen("adapter-0")  # in use
+    seen("x" * 100_000)
+    assert len(index.lora_names) == MAX_LORA_NAMES
+    seen("one more")
+    assert len(index.lora_names) == MAX_LORA_NAMES
+    assert {"adapter-0", "one more", "adapter-2"} <= index.lora_names.keys()
+    assert "adapter-1" not in index.lora_names
