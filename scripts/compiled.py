@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import mypy.version
+from suite_cache import suite_cache
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("kvcore", "kvsim", "mooncake_connector", "router", "sglang_hicache_backend", "store_server")
@@ -26,7 +27,7 @@ _TIMEOUT_S = 1800
 
 def main() -> int:
     """1 when it cannot be compiled."""
-    cache = _cache_dir()
+    cache = suite_cache()
     target = cache / f"compiled-{_state()}"
     if not target.exists():
         print(
@@ -90,12 +91,6 @@ def _drop_old(cache: Path) -> None:
     for folder in cache.glob("compiled-*"):
         if time.time() - folder.stat().st_mtime > _KEPT_S:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cache_dir() -> Path:
-    """As scripts/lib.sh has it."""
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("MOONCAKE_SUITE_CACHE") or user_cache / "mooncake-kv-suite")
 
 
 if __name__ == "__main__":

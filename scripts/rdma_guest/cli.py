@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from suite_cache import suite_cache
+
 from rdma_guest.backends import Backend, Start, choose
 from rdma_guest.errors import SetupError, say
 from rdma_guest.job import Job, guest_environment
@@ -83,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=os.cpu_count() or 1, help="of the build (default: all CPUs)"
     )
     parser.add_argument(
-        "--cache", type=Path, default=_default_cache(), metavar="FOLDER", help="default: %(default)s"
+        "--cache", type=Path, default=suite_cache() / "rdma-vm", metavar="FOLDER", help="default: %(default)s"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="the kernel's log and timings on stderr")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -142,8 +144,3 @@ def _assignment(text: str) -> tuple[str, str]:
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MOONCAKE_SUITE_CACHE") or Path(home) / "mooncake-kv-suite") / "rdma-vm"
