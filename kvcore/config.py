@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -35,10 +35,12 @@ def load_config(
     file: str | Path | None = None,
     env_prefix: str = "",
     environ: Mapping[str, str] | None = None,
+    others: Collection[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> T:
     """Builds `schema` from a TOML/JSON/YAML file, the environment (PREFIX_FIELD) and overrides (flags).
 
+    `others`: variables with this prefix that are for somebody else, and no typing errors.
     Overrides that are None count as not given; a nested one is a dict or a dotted name ("limits.max_keys").
     ConfigError names the file, variable or flag at fault and, for an unknown key, the nearest known one.
     """
@@ -46,7 +48,8 @@ def load_config(
     if file is not None:
         _merge(schema, values, read_file(Path(file)), origin=f"{file}: ", strict=True)
     if environ is not None and env_prefix:
-        _merge_environment(schema, values, env_prefix, environ)
+        ours = {name: value for name, value in environ.items() if name not in others}
+        _merge_environment(schema, values, env_prefix, ours)
     for name, value in (overrides or {}).items():
         if value is not None:
             head, *rest = reversed(name.split("."))

@@ -160,6 +160,7 @@ def _config(args: argparse.Namespace, overrides: Mapping[str, object] | None = N
         file=args.config,
         env_prefix=ENV_PREFIX,
         environ=os.environ,
+        others=(_ADDRESS_VARIABLE,),  # of the commands that ask a store
         overrides=overrides or {},
     )
 

@@ -122,6 +122,14 @@ def test_nothing_to_check_is_a_mistake(tmp_path: Path) -> None:
     assert status == 2 and "do not go together" in complaint
 
 
+def test_the_address_of_a_running_store_is_no_setting_of_the_stopped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONCAKE_STORE_ADDRESS", "elsewhere:50051")
+    _, _, complaint = verify_config(tmp_path, ["", "[]"])
+    assert complaint.splitlines() == [line for line in complaint.splitlines() if "neither ssd nor" in line]
+
+
 def test_a_path_without_a_store_is_refused(tmp_path: Path) -> None:
     nothing = verify(tmp_path)
     assert nothing.returncode == 2 and "is not an SSD path of a store" in nothing.stderr

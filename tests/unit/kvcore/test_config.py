@@ -104,6 +104,9 @@ def test_environment_strings_become_the_fields_types(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "environment variable APP_HOTS is not known (did you mean 'APP_HOST'?)"
     ]
+    caplog.clear()
+    assert load(env_prefix="APP", environ={"APP_HOTS": "of another program"}, others=("APP_HOTS",))
+    assert not caplog.records
     with pytest.raises(ConfigError, match="environment variable APP_LEASE_MS: lease_ms"):
         load(env_prefix="APP", environ={"APP_LEASE_MS": "tcp://10.0.0.1:80"})
 
