@@ -105,7 +105,7 @@ def test_environment_strings_become_the_fields_types(caplog):
         "environment variable APP_HOTS is not known (did you mean 'APP_HOST'?)"
     ]
     caplog.clear()
-    assert load(env_prefix="APP", environ={"APP_HOTS": "of another program"}, others=("APP_HOTS",))
+    assert load(env_prefix="APP_", environ=environ, others=("APP_HOTS",)) == config
     assert not caplog.records
     with pytest.raises(ConfigError, match="environment variable APP_LEASE_MS: lease_ms"):
         load(env_prefix="APP", environ={"APP_LEASE_MS": "tcp://10.0.0.1:80"})
