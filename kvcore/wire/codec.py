@@ -1,21 +1,25 @@
 """Framing, sans-IO: bytes in, frames out.
 
-A frame is [u32 body length | u64 payload length], little endian, the msgpack body, then the payload. The
-payload is never touched here: a reader takes the body, then lets the shell move `payload_bytes` bytes
-straight from the socket to where they belong, then goes on with the next frame. Since its length stands in
-the frame, even the payload of a message nobody understands can be skipped without losing step.
+A frame is [u32 body length | u64 payload length], little endian, the msgpack body, which ends with a checksum
+of itself, then the payload. (A bit that changed in a body would ask for another layer or be the answer to
+another request: bytes whose own checksums match.) The payload is never touched here: a reader takes the body,
+then lets the shell move `payload_bytes` bytes straight from the socket to where they belong, then goes on
+with the next frame. Since its length stands in the frame, even the payload of a message nobody understands
+can be skipped without losing step.
 """
 
 import struct
 from typing import Generic, TypeVar
 
 import msgspec
+import xxhash
 
 from kvcore.errors import RemoteProtocolError
 from kvcore.wire.messages import Message, Reply, Request
 
 FRAME_HEADER = struct.Struct("<IQ")
 FRAME_HEADER_BYTES = FRAME_HEADER.size
+SUM_BYTES = 8
 DEFAULT_MAX_BODY_BYTES = 8 << 20
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 30
 
@@ -24,9 +28,14 @@ _tag_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 T = TypeVar("T")
 
 
+def sealed(body: bytes, payload_bytes: int) -> bytes:
+    """`body` with the checksum that ends it: xxh3-64, big endian, seeded with the length of the payload."""
+    return body + xxhash.xxh3_64_digest(body, payload_bytes)
+
+
 def encode_frame(message: Message, payload_bytes: int = 0) -> bytes:
     """Header and body as one bytes object, so that a small message is one write."""
-    body = _encoder.encode(message)
+    body = sealed(_encoder.encode(message), payload_bytes)
     return FRAME_HEADER.pack(len(body), payload_bytes) + body
 
 
@@ -65,7 +74,11 @@ class FrameDecoder(Generic[T]):
         return body_bytes, payload_bytes
 
     def decode_body(self, body: bytes | bytearray | memoryview, payload_bytes: int) -> Frame[T]:
-        """RemoteProtocolError when the body cannot be parsed; the connection is then of no more use."""
+        """RemoteProtocolError when the body is damaged or cannot be parsed; the connection is then of no more
+        use."""
+        body, digest = body[:-SUM_BYTES], body[-SUM_BYTES:]
+        if digest != xxhash.xxh3_64_digest(body, payload_bytes):
+            raise RemoteProtocolError("frame body is damaged: its checksum does not match")
         try:
             message = self._decoder.decode(body)
         except msgspec.ValidationError as error:

@@ -17,7 +17,7 @@ import pytest
 
 from kvcore import metrics
 from kvcore.transport.host import host_id
-from kvcore.wire.codec import FRAME_HEADER, encode_frame
+from kvcore.wire.codec import FRAME_HEADER, encode_frame, sealed
 from kvcore.wire.messages import (
     Acquire,
     Await,
@@ -75,7 +75,7 @@ def test_a_wrong_token_or_version_is_refused_and_closed(start_store: StartStore)
 
 def test_an_unknown_message_is_answered_and_its_payload_skipped(store: StoreProcess) -> None:
     client = store.connect()
-    body = msgspec.msgpack.encode([99, 7, "from the future"])
+    body = sealed(msgspec.msgpack.encode([99, 7, "from the future"]), 300_000)
     client.sock.sendall(FRAME_HEADER.pack(len(body), 300_000) + body + bytes(300_000))
     reply, _ = client.receive()
     assert isinstance(reply, ErrorReply) and (reply.id, reply.code) == (7, ErrorCode.UNKNOWN_MESSAGE)
@@ -89,6 +89,7 @@ def test_an_unknown_message_is_answered_and_its_payload_skipped(store: StoreProc
         b"\x00" * 64,
         b"\xff" * 64,
         FRAME_HEADER.pack(5, 0) + b"\xc1" * 5,
+        FRAME_HEADER.pack(13, 0) + sealed(b"\xc1" * 5, 0),
         FRAME_HEADER.pack(3, 1 << 62) + b"\x93\x01\x02",
     ],
 )

@@ -13,10 +13,12 @@ from kvcore.wire import messages as m
 from kvcore.wire.codec import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
+    SUM_BYTES,
     Frame,
     encode_frame,
     reply_decoder,
     request_decoder,
+    sealed,
 )
 from kvcore.wire.receiver import FrameReceiver
 
@@ -150,11 +152,11 @@ def test_limits_are_checked_on_the_header(header, complaint):
 
 
 def test_unknown_messages_keep_their_id_and_unknown_fields_are_ignored():
-    newer = msgspec.msgpack.encode([99, 7, "anything", {"of": ["a newer"]}, "version"])
+    newer = sealed(msgspec.msgpack.encode([99, 7, "anything", {"of": ["a newer"]}, "version"]), 3)
     assert request_decoder().decode_body(newer, 3) == Frame(None, 7, 3)
-    longer = msgspec.msgpack.encode([10, 7, KEYS, False, "a field added later", 5])
+    longer = sealed(msgspec.msgpack.encode([10, 7, KEYS, False, "a field added later", 5]), 0)
     assert request_decoder().decode_body(longer, 0).message == m.Lookup(7, KEYS)
-    wrong_type = msgspec.msgpack.encode([10, 7, "not a list of keys"])
+    wrong_type = sealed(msgspec.msgpack.encode([10, 7, "not a list of keys"]), 0)
     assert request_decoder().decode_body(wrong_type, 0) == Frame(None, 7, 0)
 
 
@@ -162,14 +164,43 @@ def test_unknown_messages_keep_their_id_and_unknown_fields_are_ignored():
     "body", [b"\xc1", b"\x93\x01", b"\x80", b"\x90", b"\x91\x0a", b"\x92\xa1a\x01", b"\x05"]
 )
 def test_bodies_that_are_no_message_are_refused(body):
-    with pytest.raises(RemoteProtocolError):
-        request_decoder().decode_body(body, 0)
+    with pytest.raises(RemoteProtocolError, match="frame body is not"):
+        request_decoder().decode_body(sealed(body, 0), 0)
 
 
 @pytest.mark.parametrize("start", [b"", b"\x92\x63", b"\x93\x63\x01", b"\x93\x0a\x01"])
 def test_deep_nesting_is_refused(start):
-    with pytest.raises(RemoteProtocolError):
-        request_decoder().decode_body(start + b"\x91" * 100_000, 0)
+    with pytest.raises(RemoteProtocolError, match="frame body is not"):
+        request_decoder().decode_body(sealed(start + b"\x91" * 100_000, 0), 0)
+
+
+@pytest.mark.parametrize("request_message", REQUESTS, ids=lambda message: type(message).__name__)
+def test_no_bit_of_a_frame_changes_unnoticed(request_message):
+    """It would be another layer, another key, or the answer to another request: bytes whose sums match."""
+    whole = encode_frame(request_message, 5) + b"12345"
+    for bit in range(8 * (len(whole) - 5)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        log: list[tuple[m.Message | None, bytes]] = []
+        receiver = receiver_into(log, request_decoder())
+        try:
+            feed(receiver, bytes(data), random.Random(bit))
+        except RemoteProtocolError:
+            continue
+        assert not log and not receiver.in_payload, f"bit {bit}"  # a longer body, which never comes
+
+
+def test_bodies_without_room_for_a_checksum_are_refused():
+    for size in range(1, 8):
+        with pytest.raises(RemoteProtocolError, match="damaged"):
+            request_decoder().decode_body(bytes(size), 0)
+
+
+def mutate_inside(data: bytes, rng: random.Random) -> bytes:
+    """A frame whose checksum is right and whose body may be anything."""
+    payload_bytes = FRAME_HEADER.unpack_from(data)[1]
+    body = mutate(data[FRAME_HEADER_BYTES:-SUM_BYTES], rng)
+    return FRAME_HEADER.pack(len(body) + SUM_BYTES, payload_bytes) + sealed(body, payload_bytes)
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -196,7 +227,9 @@ def test_fuzz_malformed_frames_are_refused_or_understood_never_anything_else():
     corpus = [encode_frame(message, payload) for message in REQUESTS for payload in (0, 9)]
     refused = understood = 0
     for number in range(FUZZ_INPUTS):
-        data = rng.randbytes(rng.randint(0, 80)) if number % 4 == 0 else mutate(rng.choice(corpus), rng)
+        data = rng.randbytes(rng.randint(0, 80))
+        if number % 4:
+            data = (mutate if number % 4 == 1 else mutate_inside)(rng.choice(corpus), rng)
         log: list[Frame] = []
         receiver = FrameReceiver(request_decoder(), lambda frame: None, log.append, staging_bytes=256)
         try:
