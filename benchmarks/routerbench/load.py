@@ -1,12 +1,16 @@
 """The load generator: a closed loop on raw protocols, so that it takes little of the machine itself."""
 
 import asyncio
+import contextlib
 import time
 from typing import cast
 
 import uvloop
 
 from routerbench.cases import Case, bodies
+
+# How much longer to wait for the first answer, on a machine that has other things to do.
+_PATIENCE_S = 30.0
 
 
 class Load:
@@ -17,15 +21,21 @@ class Load:
         self.port = port
         self._bodies = bodies(case)
         self.is_running = True
+        self._has_answer = asyncio.Event()
         self.latencies_s: list[float] = []
         self.first_tokens_s: list[float] = []
         self.errors = 0
+
+    def answered(self, latency_s: float, first_token_s: float) -> None:
+        self.latencies_s.append(latency_s)
+        self.first_tokens_s.append(first_token_s)
+        self._has_answer.set()
 
     def next_request(self) -> bytes:
         return _request(self.port, next(self._bodies))
 
     def run(self, seconds: float) -> None:
-        """On a loop of its own. Raises OSError when nobody listens."""
+        """On a loop of its own, until there was an answer at least. Raises OSError when nobody listens."""
         uvloop.run(self._run(seconds))
 
     async def _run(self, seconds: float) -> None:
@@ -35,6 +45,8 @@ class Load:
             for _ in range(self._case.connections)
         ]
         await asyncio.sleep(seconds)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._has_answer.wait(), _PATIENCE_S)
         self.is_running = False
         for transport, _ in made:
             transport.abort()
@@ -79,8 +91,7 @@ class Client(asyncio.Protocol):
     def _complete(self) -> None:
         load = self._load
         if load.is_running:
-            load.latencies_s.append(time.perf_counter() - self._sent_at)
-            load.first_tokens_s.append(self._first_at - self._sent_at)
+            load.answered(time.perf_counter() - self._sent_at, self._first_at - self._sent_at)
             self._send()
 
 

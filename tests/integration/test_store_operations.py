@@ -107,7 +107,17 @@ def test_verify_checks_dram_and_ssd_and_drops_what_is_corrupt(
     sound = json.loads(capsys.readouterr().out)
     assert sound["num_corrupt"] == sound["num_unchecked"] == 0 and sound["num_done"] >= 128
 
-    in_dram = [n for n in range(128) if lookup(store.connect(), range(n, n + 1)).tiers == bytes([Tier.DRAM])]
+    in_dram: list[int] = []
+
+    def nothing_goes_to_disk_any_more() -> bool:
+        """A lookup is a use: it may let others go to disk, and with them the one that is to be spoiled."""
+        nonlocal in_dram
+        before = in_dram
+        tiers = ((n, lookup(store.connect(), range(n, n + 1)).tiers) for n in range(128))
+        in_dram = [n for n, tiers_of_it in tiers if tiers_of_it == bytes([Tier.DRAM])]
+        return in_dram == before and store.stats()["ssd_queued_bytes"] == 0
+
+    eventually(nothing_goes_to_disk_any_more)
     spoil_dram(store.process.pid, value(in_dram[-1]))
     segments = sorted((short_dir / "ssd").glob("*.kv"), key=lambda path: path.stat().st_size)
     fd = os.open(segments[-1], os.O_RDWR)
@@ -173,7 +183,7 @@ def test_top_shows_what_happens(start_store: StartStore, capsys: Capture) -> Non
 def test_top_waits_for_a_store_that_goes_away(start_store: StartStore) -> None:
     store = start_store()
     command = [sys.executable, "-m", "store_server.cli", "top", "--address", store.ready["address"]]
-    command += ["--interval", "0.05", "--count", "100", "--json"]
+    command += ["--interval", "0.05", "--count", "100000", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
         assert json.loads(top.stdout.readline())["objects"] == 0
