@@ -1,5 +1,7 @@
 """One backend of one rank: built from what SGLang says, shielded so that nothing raises into its threads."""
 
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,7 +30,8 @@ class Attachment:
     """All methods may be called from any thread, except `add_pool` (one at a time) and `close` (the last).
 
     `identify` reads the engine's identity; ConfigError from it, or from the configuration, is logged, and all
-    pages are misses from then on. `num_heads_split`: see PoolFacts.
+    pages are misses from then on. It is read anew, and pages get other names, when `weights_version` has
+    changed. `num_heads_split`: see PoolFacts.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Attachment:
         is_metered: bool = False,
         num_heads_split: int = 1,
         connect: Callable[[BackendConfig, str], Any] | None = None,
+        weights_version: Callable[[], int] = lambda: 0,
     ) -> None:
         self.stats = TransferStats(is_metered)
         self.guard = Guard(logger, self._count)
@@ -50,11 +54,15 @@ class Attachment:
         self.store: PageStore | None = None
         self.load_timeout_ms = 0.0
         self._address = ""
+        self._weights_version = weights_version
+        self._named_version = weights_version()
+        self._renaming = threading.Lock()
         try:
             config = backend_config(extra_config)
             device_name = device_of_rank(config.device_name, rank.tp_rank)
             config = msgspec.structs.replace(config, device_name=device_name)
-            engine = identify(config)
+            self._identify = functools.partial(identify, config)
+            engine = self._identify()
             connector = connect or open_client
             self.store = PageStore(
                 lambda purpose: connector(config, f"sglang tp{rank.tp_rank} pp{rank.pp_rank} {purpose}"),
@@ -142,9 +150,31 @@ class Attachment:
     def close(self) -> None:
         self._ask(None, PageStore.close)
 
+    def follow_weights(self) -> None:
+        """Pages go by the weights that the engine serves now. Everything here does so by itself; it is for
+        those who use `store`."""
+        if self.store is not None and self._named_version != self._weights_version():
+            self.guard.call(None, self._rename, self.store)
+
+    def _rename(self, store: PageStore) -> None:
+        with self._renaming:
+            version = self._weights_version()
+            if version == self._named_version:
+                return
+            # Without names until there are new ones, whatever happens meanwhile.
+            store.rename(None)
+            try:
+                store.rename(self._identify())
+                logger.info("the engine has new weights; its pages go by their name from now on")
+            except ConfigError as error:
+                logger.warning("HiCache stores nothing and finds nothing from now on: %s", error)
+            finally:
+                self._named_version = version
+
     def _ask(
         self, default: T, method: Callable[Concatenate[PageStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        self.follow_weights()
         store = self.store
         return default if store is None else self.guard.call(default, method, store, *args, **kwargs)
 

@@ -19,6 +19,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang_hicache_backend import compat
 from sglang_hicache_backend.attachment import Attachment
 from sglang_hicache_backend.keys import KV_POOL
+from sglang_hicache_backend.served_weights import SERVED
+from sglang_hicache_backend.weight_updates import warn_if_unwatched
 
 
 class MooncakeSuiteHiCache(HiCacheStorage):
@@ -33,12 +35,14 @@ class MooncakeSuiteHiCache(HiCacheStorage):
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
+        warn_if_unwatched()
         self._suite = Attachment(
             storage_config.extra_config,
             compat.rank_facts(storage_config),
-            lambda config: compat.engine_facts(compat.server_args(), config),
+            lambda config: compat.engine_facts(compat.server_args(), config, SERVED.now),
             is_metered=bool(storage_config.enable_storage_metrics),
             num_heads_split=compat.num_heads_split(storage_config),
+            weights_version=lambda: SERVED.now.version,
         )
 
     # ---- pools: registered before the threads start; some come later, from the scheduler's thread

@@ -13,6 +13,7 @@ from kvcore.errors import ConfigError
 from kvcore.weights import model_directory, weights_identity
 from sglang_hicache_backend.config import BackendConfig
 from sglang_hicache_backend.keys import EngineFacts, RankFacts
+from sglang_hicache_backend.served_weights import Weights
 from sglang_hicache_backend.stats import Transfers
 
 # Settings outside the checkpoint that change the KV of a prompt.
@@ -28,6 +29,12 @@ _SETTINGS = (
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
+    "speculative_draft_model_quantization",
+    # KTransformers: experts from other files, in another precision, or late.
+    "kt_weight_path",
+    "kt_method",
+    "kt_num_gpu_experts",
+    "kt_max_deferred_experts_per_token",
 )
 
 
@@ -36,24 +43,38 @@ def server_args() -> Any:
     return get_server_args()
 
 
-def engine_facts(args: Any, config: BackendConfig) -> EngineFacts:
-    """Raises ConfigError, saying what to set, when the weights cannot be told apart from others'."""
-    directory = model_directory(str(args.model_path), getattr(args, "revision", None))
-    weights_id = config.weights_id or (weights_identity(str(directory)) if directory else None)
+def engine_facts(args: Any, config: BackendConfig, weights: Weights | None = None) -> EngineFacts:
+    """`weights`: those of now, if not those of `args`. Raises ConfigError, saying what to set, when they
+    cannot be told apart from others'."""
+    weights = weights or Weights()
+    if not weights.is_known:
+        raise ConfigError(
+            "the engine's weights have been replaced, in memory or without a flush of its caches since; "
+            "an update from disk and a flush give them a name again"
+        )
+    is_updated = weights.model_path is not None
+    model_path = str(weights.model_path if is_updated else args.model_path)
+    directory = model_directory(model_path, None if is_updated else getattr(args, "revision", None))
+    # A name that was given for other weights is none for these.
+    weights_id = "" if is_updated else config.weights_id
+    weights_id = weights_id or (weights_identity(str(directory)) if directory else None) or ""
     if not weights_id:
         raise ConfigError(
-            f"the weights of {args.model_path!r} cannot be identified: set weights_id in the extra config "
+            f"the weights of {model_path!r} cannot be identified: set weights_id in the extra config "
             "to a name that changes whenever the weights do"
         )
     settings = {name: getattr(args, name, None) for name in _SETTINGS}
-    if getattr(args, "load_format", "auto") == "dummy":
+    if (weights.load_format or getattr(args, "load_format", "auto")) == "dummy":
         settings["weights"] = "dummy"
+    if is_updated and settings["speculative_algorithm"]:
+        # The draft model has been loaded from there, too.
+        settings["draft_weights"] = weights_id
     if adapters := _adapters(args, config):
         settings["adapters"] = adapters
     if config.extra_backend_tag:
         settings["tag"] = config.extra_backend_tag
     return EngineFacts(
-        architecture=_architecture(directory) or Path(args.model_path).name,
+        architecture=_architecture(directory) or Path(model_path).name,
         weights_id=weights_id,
         engine=json.dumps(settings, sort_keys=True, default=str),
         tenant=config.tenant,

@@ -24,6 +24,8 @@ from sglang_hicache_backend.keys import KV_POOL
 from sglang_hicache_backend.log import get_logger
 from sglang_hicache_backend.page_store import PageStore
 from sglang_hicache_backend.pools import pool_is_replicated
+from sglang_hicache_backend.served_weights import SERVED
+from sglang_hicache_backend.weight_updates import warn_if_unwatched
 
 logger = get_logger(__name__)
 
@@ -60,10 +62,12 @@ class MooncakeSuiteLinker(UnifiedCacheLinker):
             )
             for name, entry in self.pools.items()
         }
+        warn_if_unwatched()
         self._suite = Attachment(
             {"lookup_timeout_ms": LOOKUP_TIMEOUT_MS, **(extra_config or {})},
             rank,
-            lambda config: compat.engine_facts(server_args, config),
+            lambda config: compat.engine_facts(server_args, config, SERVED.now),
+            weights_version=lambda: SERVED.now.version,
         )
         self._suite.add_device_pools([pages.facts for pages in self._pages.values()])
         self._suite.describe()
@@ -150,6 +154,7 @@ class MooncakeSuiteLinker(UnifiedCacheLinker):
     # ---- saving
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
+        self._suite.follow_weights()
         expanded = self._group.resolve_transfers(transfers, allow_partial=True)
         if expanded:
             self._saves.put((expanded, self.record_offload_ready()))

@@ -7,6 +7,7 @@ Nothing here raises for what the store or the network does, and every call ends 
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -67,10 +68,12 @@ class PageStore:
     ) -> None:
         """`connect` is given what a connection is for."""
         self._config = config
-        self._engine = engine
+        self._engine: EngineFacts | None = engine
         self._rank = rank
         self._stats = stats
+        self._registered: dict[str, tuple[PoolFacts, Pages | None]] = {}
         self._pools: dict[str, Pool] = {}
+        self._naming = threading.Lock()
         self.loading = connect("load")
         is_shared = self.loading.counters()["plane"] == "shm"
         self.saving = self.loading if is_shared else connect("save")
@@ -78,14 +81,29 @@ class PageStore:
 
     def add_pool(self, facts: PoolFacts, pages: Pages | None = None) -> None:
         """From now on, also in the place of one of the same name."""
-        keys = PageKeys(pool_namespaces(self._engine, self._rank, facts), facts.name)
-        self._pools[facts.name] = Pool(facts, keys, pages)
+        with self._naming:
+            self._registered[facts.name] = (facts, pages)
+            self._pools = self._named(self._engine)
+
+    def rename(self, engine: EngineFacts | None) -> None:
+        """From now on pages go by the names of this engine. None: everything is a miss, nothing is stored."""
+        with self._naming:
+            self._engine = engine
+            self._pools = self._named(engine)
+
+    def _named(self, engine: EngineFacts | None) -> dict[str, Pool]:
+        if engine is None:
+            return {}
+        return {
+            name: Pool(facts, PageKeys(pool_namespaces(engine, self._rank, facts), name), pages)
+            for name, (facts, pages) in self._registered.items()
+        }
 
     def pool(self, name: str) -> Pool | None:
         return self._pools.get(name)
 
     def facts(self) -> list[PoolFacts]:
-        return [pool.facts for pool in self._pools.values()]
+        return [facts for facts, _ in self._registered.values()]
 
     # ---- looking
 

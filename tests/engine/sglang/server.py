@@ -193,9 +193,17 @@ class SglangServer:
 
     def wait_saved(self, num_tokens: int = FULL_PAGES) -> None:
         """Until so many tokens have gone to the storage, since the server started."""
-        wait_until(
-            lambda: self.metrics().get("sglang:backuped_tokens_total", 0.0) >= num_tokens, self.log_tail
-        )
+        self.wait_metrics(lambda found: found.get("sglang:backuped_tokens_total", 0.0) >= num_tokens)
+
+    def wait_metrics(self, is_right: Callable[[dict[str, float]], bool]) -> None:
+        """SGLang counts some things only after its answer has gone out."""
+        found: dict[str, float] = {}
+
+        def is_there() -> bool:
+            found.update(self.metrics())
+            return is_right(found)
+
+        wait_until(is_there, lambda: f"{found}\n{self.log_tail()}")
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' samples by name, labels dropped and their values added up."""

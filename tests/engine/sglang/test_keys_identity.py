@@ -1,6 +1,7 @@
 """Which engines are alike: what SGLang was started with, and which weights it has loaded."""
 
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from kvcore.errors import ConfigError
+from sglang_hicache_backend import weight_updates
 from sglang_hicache_backend.config import BackendConfig
+from sglang_hicache_backend.served_weights import Weights
 from tests.engine.sglang.bare import ServerArgs, compat
 
 pytestmark = pytest.mark.sglang
@@ -94,6 +97,11 @@ def test_adapters_given_at_start_are_part_of_what_an_engine_is(
         {"json_model_override_args": '{"rope_theta": 5}'},
         {"speculative_algorithm": "EAGLE"},
         {"speculative_draft_model_path": "some/draft"},
+        {"speculative_draft_model_quantization": "fp8"},
+        {"kt_weight_path": "/experts"},
+        {"kt_method": "AMXINT8"},
+        {"kt_num_gpu_experts": 8},
+        {"kt_max_deferred_experts_per_token": 2},
         {"load_format": "dummy"},
     ],
     ids=lambda change: next(iter(change)),
@@ -103,3 +111,30 @@ def test_settings_that_change_kv_make_another_engine(cached_model: str, change: 
     assert compat.engine_facts(arguments(cached_model, **change), BackendConfig()) != plain
     # They are SGLang's own names; one that it has renamed would go unnoticed otherwise.
     assert set(change) <= set(ServerArgs.__struct_fields__)
+
+
+def test_weights_of_an_update_go_by_their_own_name(cached_model: str, make_model: Callable[..., str]) -> None:
+    config = BackendConfig(weights_id="those of the start")
+    started = compat.engine_facts(arguments(cached_model), config)
+    updated = Weights(1, make_model("--seed", "1"))
+    facts = compat.engine_facts(arguments(cached_model), config, updated)
+    # As an engine that has been started with them.
+    assert facts == compat.engine_facts(arguments(make_model("--seed", "1")), BackendConfig())
+    assert facts.weights_id not in (started.weights_id, "")
+    with pytest.raises(ConfigError, match="have been replaced"):
+        compat.engine_facts(arguments(cached_model), config, Weights(2, is_known=False))
+    with pytest.raises(ConfigError, match="cannot be identified"):
+        compat.engine_facts(arguments(cached_model), config, Weights(3, "/nowhere/at/all"))
+    # A draft model is loaded from there, too.
+    drafting = arguments(cached_model, speculative_algorithm="EAGLE")
+    assert compat.engine_facts(drafting, config, updated).engine != facts.engine
+
+
+def test_every_way_of_replacing_weights_is_hooked() -> None:
+    """By SGLang's own names; one that it has renamed would go unnoticed otherwise."""
+    hooked = {weight_updates.FROM_DISK, *weight_updates.IN_MEMORY}
+    for target in (*hooked, weight_updates.FLUSH):
+        assert callable(pkgutil.resolve_name(target))
+    updater = pkgutil.resolve_name(weight_updates.UPDATER)
+    ways = [name for name in vars(updater) if name.startswith(("update_weights", "begin_", "load_"))]
+    assert hooked == {f"{weight_updates.UPDATER}.{name}" for name in ways}

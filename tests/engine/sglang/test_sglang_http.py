@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.engine.sglang.server import (
     SglangServer,
     hicache_flags,
     suite_config,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
@@ -39,7 +40,13 @@ def sockets() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_attach_use_watch_verify_detach(new_server: NewServer, tmp_path: Path, sockets: Path) -> None:
+def test_attach_use_watch_verify_update_detach(
+    new_server: NewServer,
+    tmp_path: Path,
+    sockets: Path,
+    sglang_model: str,
+    make_model: Callable[..., str],
+) -> None:
     events = {
         "publisher": "zmq",
         "endpoint": f"ipc://{sockets}/engine",
@@ -80,6 +87,7 @@ def test_attach_use_watch_verify_detach(new_server: NewServer, tmp_path: Path, s
         server.flush()
         check_restored(server.generate(PROMPT), first)
         assert server.generate(OTHER_PROMPT)["tokens"] == cold["tokens"]
+        check_weight_updates(server, store, sglang_model, make_model("--seed", "1"), first)
     finally:
         store.close()
 
@@ -98,28 +106,66 @@ def check_restored(restored: dict[str, Any], first: dict[str, Any]) -> None:
     assert (restored["tokens"], restored["logprobs"]) == (first["tokens"], first["logprobs"])
 
 
+def check_weight_updates(
+    server: SglangServer, store: StoreProcess, model: str, other_model: str, first: dict[str, Any]
+) -> None:
+    """KV of weights that the engine no longer has is not found, and none is stored by their name."""
+
+    def load(model_path: str) -> None:
+        server.ask_when_idle("POST", "/update_weights_from_disk", {"model_path": model_path})
+
+    load(other_model)
+    second = server.generate(PROMPT)
+    assert second["cached"]["storage"] == 0
+    assert second["tokens"] != first["tokens"]
+    server.flush()
+    check_restored(server.generate(PROMPT), second)
+    # A backend that begins now has nothing of what the engine was started with, either.
+    server.ask_when_idle("DELETE", STORAGE)
+    server.ask_when_idle("PUT", STORAGE, attachment(store))
+    server.flush()
+    check_restored(server.generate(PROMPT), second)
+    load(model)
+    check_restored(server.generate(PROMPT), first)
+    # Weights that come from elsewhere have no name.
+    for path in ("/begin_weight_update", "/end_weight_update"):
+        assert server.ask("POST", path, {})[0] == 200
+    server.flush()
+    assert server.generate(PROMPT)["cached"]["storage"] == 0
+
+
 def check_metrics(server: SglangServer) -> None:
     """What the backend counts comes out where SGLang's users look for it."""
-    found = server.metrics()
-    assert found["sglang:storage_prefetch_hit_tokens_total"] == FULL_PAGES
-    assert found["sglang:prefetch_pgs_sum"] == FULL_PAGES // PAGE_TOKENS
-    assert found["sglang:backup_pgs_sum"] >= FULL_PAGES // PAGE_TOKENS
-    assert found["sglang:prefetch_bandwidth_sum"] > 0
-    assert found["sglang:backup_bandwidth_sum"] > 0
+    num_pages = FULL_PAGES // PAGE_TOKENS
+    server.wait_metrics(
+        lambda found: (
+            found.get("sglang:storage_prefetch_hit_tokens_total") == FULL_PAGES
+            and found.get("sglang:prefetch_pgs_sum") == num_pages
+            and found.get("sglang:backup_pgs_sum", 0) >= num_pages
+            and found.get("sglang:prefetch_bandwidth_sum", 0) > 0
+            and found.get("sglang:backup_bandwidth_sum", 0) > 0
+        )
+    )
 
 
 def check_events(sockets: Path) -> None:
-    """One index follows both: the engine's events have token ids, the store's have hashes alone."""
-    index = PrefixIndex(PAGE_TOKENS)
-    engine_worker = follow(index, "engine", f"ipc://{sockets}/engine-replay")
-    store_worker = follow(index, "store", f"ipc://{sockets}/store-replay")
-    assert index.stats.unknown_hash == 0, "the store names no page that the engine does not"
-    match = index.match(block_hashes(PROMPT, PAGE_TOKENS), 0.0)
-    for instance in (
-        InstanceState("engine", engine_worker, NO_WORKER),
-        InstanceState("empty, beside the store", NO_WORKER, store_worker),
-    ):
-        assert match.local_blocks_of((instance,)) == [FULL_PAGES // PAGE_TOKENS]
+    """One index follows both: the engine's events have token ids, the store's have hashes alone. Both publish
+    when they have time."""
+    seen = ""
+
+    def agree() -> bool:
+        nonlocal seen
+        index = PrefixIndex(PAGE_TOKENS)
+        engine_worker = follow(index, "engine", f"ipc://{sockets}/engine-replay")
+        store_worker = follow(index, "store", f"ipc://{sockets}/store-replay")
+        match = index.match(block_hashes(PROMPT, PAGE_TOKENS), 0.0)
+        engine = InstanceState("engine", engine_worker, NO_WORKER)
+        beside_store = InstanceState("empty, beside the store", NO_WORKER, store_worker)
+        found = [match.local_blocks_of((instance,)) for instance in (engine, beside_store)]
+        seen = f"{found}, {index.stats.unknown_hash} pages that only the store names"
+        return index.stats.unknown_hash == 0 and found == [[FULL_PAGES // PAGE_TOKENS]] * 2
+
+    wait_until(agree, lambda: seen)
 
 
 def check_verify(server: SglangServer) -> None:

@@ -144,7 +144,7 @@ class Engine:
         self.backend = Attachment(
             extra_config,
             rank or RankFacts(),
-            lambda config: facts,
+            options.pop("identify", lambda config: facts),
             connect=self._connect,
             is_metered=True,
             **options,
