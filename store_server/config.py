@@ -20,7 +20,7 @@ from store_server.tenants import check as check_tenants
 
 ENV_PREFIX = "MOONCAKE_STORE"
 DEFAULT_POOL_SIZE_BYTES = 1 << 30
-KNOWN_PLANES = ("rdma", "shm", "tcp")
+KNOWN_PLANES = ("rdma", "shm", "tcp")  # best first
 
 
 def _help(text: str) -> msgspec.Meta:

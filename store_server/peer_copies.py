@@ -31,6 +31,7 @@ from kvcore.wire.messages import (
     StatusReply,
     Write,
 )
+from store_server.config import KNOWN_PLANES, StoreConfig
 from store_server.core.copying import Copy, batches, layer_steps
 from store_server.core.objects import Session
 from store_server.core.spans import layer_spans
@@ -38,7 +39,6 @@ from store_server.core.store import Store
 from store_server.core.tiering import ColdTier
 from store_server.payload import PayloadViews
 from store_server.peers import Peers
-from store_server.peers_config import PeersConfig
 from store_server.pending_reply import PendingReply
 from store_server.tenants import Client
 
@@ -54,32 +54,33 @@ _SOURCE_TROUBLE = (Status.UNAVAILABLE, Status.TIMED_OUT)
 
 
 class PeerCopier:
-    """Used in the store's loop. `max_keys` bounds what is under way; `settle` is called after each change."""
+    """Used in the store's loop. Bytes come on the planes and devices that the store has for its clients;
+    `settle` is called after each change."""
 
     def __init__(
         self,
-        config: PeersConfig,
+        config: StoreConfig,
         store: Store,
         cold: ColdTier | None,
         views: PayloadViews,
         clock: Clock,
-        max_keys: int,
         settle: Callable[[], None],
     ) -> None:
-        self._config = config
+        self._config = config.peers
         self._store = store
         self._cold = cold
         self._views = views
         self._clock = clock
-        self._max_keys = max_keys
+        self._max_keys = config.max_waiting_keys  # under way
         self._settle = settle
         self._batch_bytes = min(_BATCH_BYTES, store.limits.pool_size_bytes // 16)
         # Who waits for each key that is under way; nobody, mostly.
         self._waiting: dict[bytes, list[tuple[PendingReply, int]]] = {}
-        self._slots = asyncio.Semaphore(config.max_copying)
+        self._slots = asyncio.Semaphore(config.peers.max_copying)
         # One for each that is copied for, one to connect for the next.
-        self._threads = ThreadPoolExecutor(config.max_copying + 1, thread_name_prefix="mooncake-copy")
-        self._peers = Peers(config, self._threads)
+        self._threads = ThreadPoolExecutor(config.peers.max_copying + 1, thread_name_prefix="mooncake-copy")
+        planes = [name for name in KNOWN_PLANES if name in config.planes]  # best first
+        self._peers = Peers(config.peers, self._threads, planes, config.device_name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._outcomes: Counter[Status] = Counter()

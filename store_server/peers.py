@@ -4,6 +4,7 @@ kept for a while, closed when nobody has wanted them."""
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from kvcore.client.address import parse_address
@@ -33,8 +34,13 @@ class Peer:
 class Peers:
     """Used in the store's loop; what blocks runs on `threads`, and closing on the loop's own."""
 
-    def __init__(self, config: PeersConfig, threads: Executor) -> None:
+    def __init__(
+        self, config: PeersConfig, threads: Executor, planes: Sequence[str], device_name: str
+    ) -> None:
+        """`planes` and `device_name` as StoreClient has them."""
         self._config = config
+        self._planes = planes
+        self._device_name = device_name
         self._threads = threads
         self._peers: dict[tuple[str, str], Peer] = {}
         self._closings: set[asyncio.Future[None]] = set()
@@ -97,6 +103,8 @@ class Peers:
         return StoreClient.connect(
             source,
             token=token,
+            planes=self._planes,
+            device_name=self._device_name,
             timeout_ms=config.answer_timeout_ms,
             connect_timeout_ms=config.answer_timeout_ms,
             silence_ms=config.answer_timeout_ms,

@@ -105,9 +105,7 @@ class StoreServer:
         """Set when the process is to end: by a signal, or by a drain that was asked for that."""
         self.drainer = Drainer(self.store, self.clock, self.stopping.set)
         self.replicas = ReplicaKeeper(self.store, self._cold, config.max_waiting_keys)
-        self.copies = PeerCopier(
-            config.peers, self.store, self._cold, self.views, self.clock, config.max_waiting_keys, self.settle
-        )
+        self.copies = PeerCopier(config, self.store, self._cold, self.views, self.clock, self.settle)
         self.checker = Checker(self.store, self._cold, self.views)
         self.tcp_port = 0
         self.unix_path = Path()

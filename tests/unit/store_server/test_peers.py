@@ -1,0 +1,59 @@
+"""How a store goes to others that objects are copied from: by the planes and devices it has for its clients."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvcore.client.sync_client import StoreClient
+from kvcore.wire.messages import CopyFrom, Reply, Status, StatusReply
+from store_server.config import StoreConfig
+from store_server.server import StoreServer
+from store_server.tenants import Client
+
+
+class Away:
+    """A client whose store is not there."""
+
+    connected = False
+    plane = None
+
+    def describe(self, keys: list[bytes]) -> list[None]:
+        return [None] * len(keys)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("planes", "best_first"),
+    [
+        (("tcp", "rdma"), ["rdma", "tcp"]),
+        (("tcp",), ["tcp"]),
+        (("rdma", "shm", "tcp"), ["rdma", "shm", "tcp"]),
+    ],
+)
+def test_a_copy_comes_as_clients_do(
+    planes: tuple[str, ...], best_first: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def connect(address: str, **options: Any) -> Away:
+        asked.append({"address": address, **options})
+        return Away()
+
+    async def main() -> None:
+        monkeypatch.setattr(StoreClient, "connect", connect)
+        config = StoreConfig(pool_size_bytes=16 << 20, planes=planes, device_name="mlx5_2")
+        server = StoreServer(config)
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        request = CopyFrom(1, [bytes(32)], "far:50051", [], 60_000)
+        assert server.copies.copy(request, Client(token="secret"), answered.set_result) is None
+        reply = await asyncio.wait_for(answered, 60)
+        assert isinstance(reply, StatusReply) and list(reply.statuses) == [Status.UNAVAILABLE]
+        await server.copies.close()
+        server.pool.close()
+
+    asyncio.run(main())
+    (options,) = asked
+    assert (options["address"], options["token"]) == ("far:50051", "secret")
+    assert options["planes"] == best_first and options["device_name"] == "mlx5_2"
