@@ -15,17 +15,39 @@ from mooncake_connector.namespace import EngineFacts
 # recurrent and encoder caches drop or overwrite blocks, which must then be neither saved nor loaded by hash.
 _PLAIN_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 _RANDOM_SEED_ALGORITHMS = ("xxhash", "xxhash_cbor")
+# Ways to draft tokens that have no layers, and so no KV.
+_DRAFTS_WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix")
+# Settings of an engine that change what a picture's or a sound's tokens are computed from. vLLM's names of
+# media (0.28 - 0.32) have in them what a request sets, not what the engine does.
+_MEDIA_SETTINGS = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "mm_encoder_attn_dtype",
+    "video_pruning_rate",
+)
+
+
+def check_has_one_group(kv_cache_config: Any) -> None:
+    """Raises ConfigError where vLLM would end at its first request with a connector like ours: it takes for
+    granted that the model has one KV cache group (Scheduler._connector_finished, 0.28 - 0.32)."""
+    num_groups = len(kv_cache_config.kv_cache_groups)
+    if num_groups != 1:
+        found = f"{num_groups} KV cache groups" if num_groups else "no KV cache group"
+        raise ConfigError(
+            f"the model has {found}, and only models with exactly one can share their KV: start this engine "
+            "without --kv-transfer-config"
+        )
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises ConfigError, saying what to change, for an engine whose blocks we must not share."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise ConfigError(f"the model has {len(groups)} KV cache groups; only models with one are supported")
-    odd = sorted({name for name in map(_spec_name, _specs(groups[0])) if name not in _PLAIN_SPECS})
+    [group] = kv_cache_config.kv_cache_groups
+    odd = sorted({name for name in map(_spec_name, _specs(group)) if name not in _PLAIN_SPECS})
     if odd:
+        hint = "; with --disable-sliding-window, which limits --max-model-len to the window, it would be"
         raise ConfigError(
             f"KV cache of kind {', '.join(odd)} is not supported (only {', '.join(_PLAIN_SPECS)})"
+            f"{hint if odd == ['SlidingWindowSpec'] else ''}"
         )
     parallel = vllm_config.parallel_config
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
@@ -97,6 +119,17 @@ def layers_run_once(vllm_config: Any) -> bool:
     return not getattr(vllm_config.parallel_config, "enable_dbo", False)
 
 
+def media_are_named(vllm_config: Any) -> bool:
+    """False where vLLM only counts pictures and sounds from its start on (no prefix cache and no cache of
+    processed media, 0.28 - 0.32): another engine's first picture then has the name of this one's."""
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+    return bool(
+        multimodal is None
+        or vllm_config.cache_config.enable_prefix_caching
+        or multimodal.mm_processor_cache_gb > 0
+    )
+
+
 def recomputes_failed_loads(kv_transfer_config: Any) -> bool:
     """kv_load_failure_policy; its default has been "fail" since 0.19."""
     return bool(getattr(kv_transfer_config, "kv_load_failure_policy", "fail") == "recompute")
@@ -136,11 +169,16 @@ def _engine(vllm_config: Any) -> str:
     }
     if str(getattr(getattr(vllm_config, "load_config", None), "load_format", "")) == "dummy":
         settings["weights"] = "dummy"
+    if details := getattr(model, "quantization_config", None):
+        settings["quantization_config"] = details
     if config_path := getattr(model, "hf_config_path", None):
         settings["hf_config_path"] = str(config_path)
     if (long_factors := _uses_long_factors(vllm_config)) is not None:
         settings["long_rope"] = long_factors
-    if speculative is not None:
+    multimodal = getattr(model, "multimodal_config", None)
+    if media := {name: value for name in _MEDIA_SETTINGS if (value := getattr(multimodal, name, None))}:
+        settings["media"] = {**media, "pruned_by": getattr(multimodal, "video_pruning_method", "")}
+    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_LAYERS:
         # A draft model's layers are part of the KV cache.
         settings["speculative"] = [str(speculative.method), str(speculative.model)]
     return "vllm " + json.dumps(settings, sort_keys=True, default=str)

@@ -52,11 +52,12 @@ class SuiteWorkerMetadata(KVConnectorWorkerMetadata):
 
 class MooncakeSuiteConnector(KVConnectorBase_V1):
     """Not SupportsHMA on purpose: vLLM then keeps one KV cache group in which every block lives as long as
-    its request, and that is what can be shared by hash. Models that need several groups get no sharing, and
-    the log says why."""
+    its request, and that is what can be shared by hash. Models that need several groups, or none, are
+    refused at the start."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        compat.check_has_one_group(kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._config = connector_config(transfer.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
@@ -81,6 +82,7 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,
                 load_mode=LoadMode.SYNC if sync else LoadMode.ASYNC,
+                media_are_named=compat.media_are_named(vllm_config),
             )
         else:
             self._worker = WorkerSide(

@@ -39,6 +39,12 @@ class RequestState:
         """A decode leg trusts its prefill engine once; preempted or failed, it takes what the store has."""
         return self.is_decode_leg and not self.load_failed and not self.request.num_preemptions
 
+    @property
+    def needs_every_token(self) -> bool:
+        """Its answer has something for every token of the prompt (prompt_logprobs, token_embed), which only
+        computing them gives. vLLM itself sees to it since some version between 0.28 and 0.32."""
+        return bool(self.request.skip_reading_prefix_cache)
+
     def loadable_blocks(self, block_size_tokens: int) -> int:
         """Full blocks that may come from elsewhere: at least one token is left to compute logits from."""
         full = (self.request.num_tokens - 1) // block_size_tokens

@@ -36,8 +36,11 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         load_mode: LoadMode = LoadMode.ASYNC,
+        media_are_named: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`media_are_named`: block hashes of prompts with pictures or sound say which; else such prompts are
+        not shared."""
         self.config = config
         self.counters = Counters()
         self.guard = Guard(logger, self.counters.add)
@@ -48,6 +51,7 @@ class SchedulerSide:
         self._loads = loads
         self._saves = saves
         self._load_mode = load_mode
+        self._media_are_named = media_are_named
         self._store: LayerwiseStore | None = None
         self._lookup: PrefixLookup | None = None
         self._states: dict[str, RequestState] = {}
@@ -88,6 +92,8 @@ class SchedulerSide:
         if self._lookup is None:
             return
         state = self._state(request)
+        if state.needs_every_token:
+            return
         if self._loads and state.variant is not None and not self._may_follow(state):
             hashes = state.hashes(0, state.loadable_blocks(self._block_size_tokens))
             self._lookup.ask(request.request_id, state.variant, hashes)
@@ -106,9 +112,12 @@ class SchedulerSide:
         state.follows = False
         if state.variant is None:
             # A request that begins anew after a reset is computed with the weights of now.
-            state.variant = self._variants.of(request.lora_request)
+            state.variant = self._variant_of(request)
         if state.load_failed or state.variant is None:
             # vLLM asks again after a failed load. What is missing is computed here, for sure.
+            return 0, False
+        if state.needs_every_token:
+            state.num_handled_blocks = 0
             return 0, False
         if self._may_follow(state):
             state.num_handled_blocks = 0
@@ -319,6 +328,10 @@ class SchedulerSide:
             pd, problem = parse_pd_params(params)
             if problem:
                 logger.warning("request %s is served without P/D: %s", request.request_id, problem)
-            variant = self._variants.of(request.lora_request)
-            state = self._states[request.request_id] = RequestState(request, pd, variant)
+            state = self._states[request.request_id] = RequestState(request, pd, self._variant_of(request))
         return state
+
+    def _variant_of(self, request: Any) -> bytes | None:
+        if request.mm_features and not self._media_are_named:
+            return None
+        return self._variants.of(request.lora_request)

@@ -119,8 +119,7 @@ def test_loads_within_a_step_are_for_those_who_hear_of_a_failure_in_time(
 @pytest.mark.parametrize(
     ("cache", "config", "reason"),
     [
-        (kv_cache(spec("FullAttentionSpec"), spec("MambaSpec")), vllm_config(), "2 KV cache groups"),
-        (kv_cache(spec("SlidingWindowSpec")), vllm_config(), "SlidingWindowSpec"),
+        (kv_cache(spec("SlidingWindowSpec")), vllm_config(), "SlidingWindowSpec.*--disable-sliding-window"),
         (
             kv_cache(
                 spec("UniformTypeKVCacheSpecs", kv_cache_specs={"a": spec("ChunkedLocalAttentionSpec")})
@@ -141,6 +140,73 @@ def test_what_cannot_be_shared_is_refused_by_name(cache: Any, config: Any, reaso
 
     with pytest.raises(ConfigError, match=reason):
         compat.check_supported(config, cache)
+
+
+@imports_vllm
+@pytest.mark.parametrize(
+    ("cache", "groups"),
+    [(kv_cache(), "no KV cache group,"), (kv_cache(spec("A"), spec("B")), "2 KV cache groups")],
+)
+@pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
+def test_a_model_without_one_cache_for_all_layers_ends_the_start_of_the_engine_instead_of_its_first_request(
+    cache: Any, groups: str, role: str
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from mooncake_connector.connector import MooncakeSuiteConnector
+
+    config = vllm_config()
+    config.kv_transfer_config = SimpleNamespace(kv_connector_extra_config={})
+    with pytest.raises(ConfigError, match=f"has {groups}.*start this engine without --kv-transfer-config"):
+        MooncakeSuiteConnector(config, KVConnectorRole[role], cache)
+
+
+@imports_vllm
+def test_what_changes_kv_names_an_engine_and_nothing_else_does() -> None:
+    from mooncake_connector import compat
+
+    def engine(speculative: str = "", multimodal: dict[str, Any] | None = None, **model: Any) -> str:
+        defaults = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "hf_config": None}
+        media = SimpleNamespace(mm_processor_cache_gb=4, video_pruning_method="evs", **(multimodal or {}))
+        return compat._engine(
+            SimpleNamespace(
+                model_config=SimpleNamespace(**{**defaults, "multimodal_config": media, **model}),
+                speculative_config=SimpleNamespace(method=speculative, model="m") if speculative else None,
+            )
+        )
+
+    plain = engine()
+    for same in (engine("ngram"), engine("suffix"), engine(multimodal={"media_io_kwargs": {}})):
+        assert same == plain
+    others = [
+        engine("eagle"),
+        engine(quantization="fp8"),
+        engine(quantization_config={"ignore": ["lm_head"]}),
+        # vLLM's hashes of pictures have only what a request asks for in them.
+        engine(multimodal={"mm_processor_kwargs": {"do_rescale": False}}),
+        engine(multimodal={"media_io_kwargs": {"image": {"image_mode": "L"}}}),
+        engine(multimodal={"video_pruning_rate": 0.5}),
+    ]
+    assert len({plain, *others}) == 1 + len(others)
+
+
+@imports_vllm
+@pytest.mark.parametrize(
+    ("prefix_caching", "processed_gb", "named"),
+    [(True, 4.0, True), (True, 0.0, True), (False, 4.0, True), (False, 0.0, False)],
+)
+def test_media_have_names_unless_vllm_only_counts_them(
+    prefix_caching: bool, processed_gb: float, named: bool
+) -> None:
+    from mooncake_connector import compat
+
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(multimodal_config=SimpleNamespace(mm_processor_cache_gb=processed_gb)),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+    )
+    assert compat.media_are_named(config) is named
+    config.model_config.multimodal_config = None
+    assert compat.media_are_named(config), "a model of text alone"
 
 
 @imports_vllm

@@ -207,6 +207,8 @@ class Request:
         self.num_preemptions = 0
         self.kv_transfer_params = params
         self.lora_request: Any = None
+        self.mm_features: list[Any] = []
+        self.skip_reading_prefix_cache = False
 
     @property
     def num_tokens(self) -> int:

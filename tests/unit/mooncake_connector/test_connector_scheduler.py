@@ -1,6 +1,7 @@
 """The scheduler side: what it matches, what it plans to load and save, what it answers."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.unit.mooncake_connector.rig import (
     connector_config,
     scheduler_output,
 )
-from tests.unit.mooncake_connector.scheduler_rig import NAMESPACES, Rig, saved
+from tests.unit.mooncake_connector.scheduler_rig import DECODE, NAMESPACES, Rig, saved
 
 
 @pytest.fixture
@@ -244,6 +245,36 @@ def test_roles_decide_who_loads_and_who_saves() -> None:
     assert consumer.prefill_step(request, [1, 2, 3, 4, 5, 6], 8, 14).saves == []
     producer.side.shutdown()
     consumer.side.shutdown()
+
+
+@pytest.mark.parametrize("params", [None, DECODE])
+def test_a_request_that_needs_every_token_computed_loads_none_and_is_saved(
+    rig: Rig, params: dict[str, Any] | None
+) -> None:
+    request = Request("r", range(22), params)
+    request.skip_reading_prefix_cache = True
+    rig.put(request, range(2))
+    rig.side.on_new_request(request)
+    assert rig.side.match(request, 0) == (0, False)
+    blocks = [1, 2, 3, 4, 5, 6]
+    rig.alloc(request, blocks, 0)
+    assert rig.prefill_step(request, blocks, 0, 22).saves == [saved(request, 0, 5, blocks[:5])]
+
+
+@pytest.mark.parametrize("media_are_named", [True, False])
+def test_prompts_with_media_are_shared_only_where_hashes_say_which(media_are_named: bool) -> None:
+    rig = Rig(media_are_named=media_are_named)
+    blocks = [1, 2, 3, 4, 5, 6]
+    for features in ([], ["a picture"]):
+        request = Request(f"r{len(features)}", range(22))
+        request.mm_features = features
+        shared = media_are_named or not features
+        rig.put(request, range(2))
+        rig.side.on_new_request(request)
+        assert rig.side.match(request, 0) == ((8, True) if shared else (0, False))
+        rig.alloc(request, blocks, 8 if shared else 0)
+        assert bool(rig.prefill_step(request, blocks, 8, 14).saves) is shared
+    rig.side.shutdown()
 
 
 # ---- prefill / decode pairs
