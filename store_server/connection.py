@@ -59,6 +59,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         self._is_stalled = False  # a Put waits for room
         self._stalled_put: Incoming | None = None
         self._stalled_refusal: RequestRefused | None = None
+        self._is_local = False  # nothing changes on the way
         self._opened_at = server.clock.now()
         self._stalled_bytes = 0
         self._stalled_since = 0.0
@@ -72,7 +73,9 @@ class StoreConnection(asyncio.BufferedProtocol):
         # (TLS copies while it encrypts, and takes 0 for a buffer that is always too full.)
         is_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=int(is_tls), low=0)
-        _tune(self._transport.get_extra_info("socket"))
+        sock = self._transport.get_extra_info("socket")
+        self._is_local = sock.family == socket.AF_UNIX
+        _tune(sock)
         if not self.server.admit(self):
             limit = self.server.max_connections
             self.send(ErrorReply(0, ErrorCode.OVER_LIMIT, f"{limit} clients are connected already", True))
@@ -244,8 +247,7 @@ class StoreConnection(asyncio.BufferedProtocol):
         server.wakefulness.served()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
-            corrupt = server.views.corrupt(incoming) if server.config.verify_on_write else ()
-            self.send(server.store.writes.received(self.session, incoming, corrupt, now))
+            self.send(server.store.writes.received(self.session, incoming, self._corrupt(incoming), now))
             return
         try:
             request = cast(Message, frame.message)
@@ -267,6 +269,12 @@ class StoreConnection(asyncio.BufferedProtocol):
             for objects in self._sending:
                 release(objects)
             self._sending.clear()
+
+    def _corrupt(self, incoming: Incoming) -> Sequence[int] | None:
+        """As `Writes.received` wants it."""
+        if self.server.config.verify_on_write:
+            return self.server.views.corrupt(incoming)
+        return () if self._is_local else None
 
     def _process(self, step: Callable[..., None], *arguments: int) -> None:
         """Takes in what has come. Whatever goes wrong ends this connection and no other."""

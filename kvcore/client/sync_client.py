@@ -53,7 +53,7 @@ class StoreClient(Management):
     timeout_ms   deadline of a call without its own; a read's wait_ms comes on top
     silence_ms   a store that is due and has not sent a byte for so long is given up and reconnected to
     checksums    xxh3-64 of what is written, and verification of what is read over tcp and rdma
-    verify_shm   verification of what is read over shm, too
+    verify_shm   verification of all that is read over shm, not only of what came over a network
     tls_ca       for tls://: a file of certificates to trust, "" for those of the system
     tls_cert     and tls_key: files of our own certificate, for a store that asks for one
     """

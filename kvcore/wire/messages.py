@@ -161,7 +161,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Extents cover the whole object, also when only some layers were asked for; they are empty for a client
     that has neither attached the pool nor connected a queue pair. `checksums`: one a layer of the object (0:
-    not given or not committed yet), or empty.
+    not given or not committed yet), or empty. `unchecked`: bytes came over a network since anybody compared
+    them with those.
     """
 
     status: int
@@ -170,6 +171,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_layers: int = 0
     layers_ready: int = 0
     checksums: list[int] = []
+    unchecked: bool = False
 
 
 class ReserveReply(Message, frozen=True, array_like=True, tag=22):

@@ -4,7 +4,7 @@ import msgspec
 
 from store_server.core.allocator import Extents
 
-METADATA_BYTES_PER_OBJECT = 285
+METADATA_BYTES_PER_OBJECT = 293
 """Estimate of all bookkeeping for one sealed object with a 32-byte key, its key included; what the eviction
 policy takes comes on top (`EvictionPolicy.bytes_per_object`). tests/unit/store_server/test_metadata_bytes.py
 holds it against what Python really takes."""
@@ -20,6 +20,7 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
     An object that is `gone` has left the catalogue; its extents are free once nobody uses them.
     `parent` is the key of the block before it in its prefix, as far as its writer told it.
     `checksums` are packed little-endian u64, one a ready layer, or empty when the writer left one out.
+    `unchecked`: bytes of it came over a network, and nobody has compared them with those sums.
     """
 
     key: bytes
@@ -32,6 +33,7 @@ class StoredObject(msgspec.Struct, gc=False, eq=False):
     leases: int = 0
     pin: int = 0
     gone: bool = False
+    unchecked: bool = False
     parent: bytes = b""
 
     @property

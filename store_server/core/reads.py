@@ -286,7 +286,8 @@ class Reads:
             extents = list(obj.extents) if session.has_direct_access else []
             missing = bytes(8 * (obj.num_layers - obj.layers_ready))
             checksums = _unpack_checksums([obj.checksums, missing]) if obj.checksums else []
-            grants.append(Grant(status, extents, obj.size_bytes, obj.num_layers, obj.layers_ready, checksums))
+            shape = (obj.size_bytes, obj.num_layers, obj.layers_ready)
+            grants.append(Grant(status, extents, *shape, checksums, obj.unchecked))
             count = (request.layer_end or obj.num_layers) - request.layer_begin
             self._counters[metrics.READ_BYTES_TOTAL] += obj.size_bytes // obj.num_layers * count
             if not obj.is_sealed:

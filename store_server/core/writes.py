@@ -153,13 +153,16 @@ class Writes:
         return incoming
 
     def received(
-        self, session: Session, incoming: Incoming, corrupt: Sequence[int], now: float
+        self, session: Session, incoming: Incoming, corrupt: Sequence[int] | None, now: float
     ) -> StatusReply:
         """The payload is complete. `corrupt`: indices of keys whose bytes do not match their checksums; their
-        objects are dropped."""
+        objects are dropped. None: that is left to readers, who are told so."""
         request, statuses = incoming.request, incoming.statuses
         begin, end = (0, 1) if isinstance(request, Put) else (request.layer_begin, request.layer_end)
-        for index in corrupt:
+        for obj in incoming.objects if corrupt is None else ():
+            if obj is not None:
+                obj.unchecked = True
+        for index in corrupt or ():
             statuses[index] = Status.CORRUPT
             self._counters[metrics.CORRUPT_TOTAL] += 1
             self._abandon_own(session, request.keys[index])
