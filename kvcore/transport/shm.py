@@ -91,8 +91,8 @@ class AcquirePart:
             if outcome.lease:
                 self._plane.leases.end(outcome.lease, self.moved_bytes)
             if self._corrupt:
-                # Left there it could neither be read nor be written again. By force: it is the pool's own bytes
-                # that are wrong, and leases of its other layers, ours too, may go on for a while.
+                # Left there it could neither be read nor be written again. By force: the pool's own bytes are
+                # wrong, and leases of its other layers, ours too, may go on for a while.
                 channel.forget(Remove, (self._corrupt, True))
 
     def _acquire(self, wait_ms: int) -> Call:
