@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from demo_lib.cluster import BLOCK_SIZE_TOKENS, ENGINE_ENV, MODEL_NAME
+from demo_lib.cluster import BLOCK_SIZE_TOKENS, ENGINE_ENV, vllm_command
 from demo_lib.processes import Processes, free_ports
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -122,23 +122,16 @@ class Cluster:
             "endpoint": self._events(engine.name),
             "replay_endpoint": self._replay(engine.name),
         }
-        command = [
-            _script("vllm"), "serve", str(self._model.path),
-            "--host", "127.0.0.1",
-            "--port", str(engine.port),
-            "--served-model-name", MODEL_NAME,
-            "--dtype", DTYPE,
-            "--enforce-eager",
-            "--distributed-executor-backend", "uni",
-            "--block-size", str(BLOCK_SIZE_TOKENS),
-            "--max-model-len", str(longest),
-            # About one prompt a step, as the router takes it to be.
-            "--max-num-batched-tokens", str(longest),
-            "--max-num-seqs", str(self._plan.max_running),
-            "--kv-cache-memory-bytes", str(int(cache_bytes)),
-            "--prefix-caching-hash-algo", "sha256_cbor",
-            "--kv-events-config", json.dumps(events),
-        ]  # fmt: skip
+        command = vllm_command(
+            self._model.path,
+            engine.port,
+            dtype=DTYPE,
+            max_model_len_tokens=longest,
+            max_step_tokens=longest,  # about one prompt a step, as the router takes it to be
+            max_running=self._plan.max_running,
+            kv_cache_bytes=int(cache_bytes),
+        )
+        command += ["--kv-events-config", json.dumps(events)]
         if kind == SHARED:
             connector = {
                 "kv_connector": "MooncakeSuiteConnector",

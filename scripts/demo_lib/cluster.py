@@ -94,21 +94,43 @@ class Cluster(NamedTuple):
         ]  # fmt: skip
 
     def _vllm(self, port: int) -> list[str]:
-        return [
-            _script("vllm"), "serve", str(self.model_dir),
-            "--host", "127.0.0.1",
-            "--port", str(port),
-            "--served-model-name", MODEL_NAME,
-            "--dtype", self.dtype,
-            "--enforce-eager",
-            "--distributed-executor-backend", "uni",
-            "--block-size", str(BLOCK_SIZE_TOKENS),
-            "--max-model-len", str(MAX_MODEL_LEN_TOKENS),
-            "--max-num-batched-tokens", str(MAX_MODEL_LEN_TOKENS),
-            "--max-num-seqs", "8",
-            "--kv-cache-memory-bytes", str(KV_CACHE_BYTES),
-            "--prefix-caching-hash-algo", "sha256_cbor",
-        ]  # fmt: skip
+        return vllm_command(
+            self.model_dir,
+            port,
+            dtype=self.dtype,
+            max_model_len_tokens=MAX_MODEL_LEN_TOKENS,
+            max_step_tokens=MAX_MODEL_LEN_TOKENS,
+            max_running=8,
+            kv_cache_bytes=KV_CACHE_BYTES,
+        )
+
+
+def vllm_command(
+    model_dir: Path,
+    port: int,
+    *,
+    dtype: str,
+    max_model_len_tokens: int,
+    max_step_tokens: int,
+    max_running: int,
+    kv_cache_bytes: int,
+) -> list[str]:
+    """An engine as everything here that compares engines starts it; with ENGINE_ENV."""
+    return [
+        _script("vllm"), "serve", str(model_dir),
+        "--host", "127.0.0.1",
+        "--port", str(port),
+        "--served-model-name", MODEL_NAME,
+        "--dtype", dtype,
+        "--enforce-eager",
+        "--distributed-executor-backend", "uni",
+        "--block-size", str(BLOCK_SIZE_TOKENS),
+        "--max-model-len", str(max_model_len_tokens),
+        "--max-num-batched-tokens", str(max_step_tokens),
+        "--max-num-seqs", str(max_running),
+        "--kv-cache-memory-bytes", str(kv_cache_bytes),
+        "--prefix-caching-hash-algo", "sha256_cbor",
+    ]  # fmt: skip
 
 
 def _script(name: str) -> str:

@@ -33,7 +33,7 @@ class Counters(NamedTuple):
 def read(ports: Ports) -> Counters:
     stats = json.loads(_get(f"{ports.url('store_admin')}/stats"))
     return Counters(
-        sum(_external_hits(_get(f"{ports.url(engine)}/metrics")) for engine in ENGINES),
+        sum(external_hits(ports.url(engine)) for engine in ENGINES),
         int(stats[READ_BYTES_TOTAL]),
         int(stats[WRITTEN_BYTES_TOTAL]),
         int(stats[LAYERS_READ_BEFORE_SEAL_TOTAL]),
@@ -54,9 +54,10 @@ def read_settled(read_now: Callable[[], Counters]) -> Counters:
     return last
 
 
-def _external_hits(exposition: str) -> int:
+def external_hits(engine_url: str) -> int:
+    """Prompt tokens of an engine so far that its connector loaded."""
     total = 0.0
-    for family in text_string_to_metric_families(exposition):
+    for family in text_string_to_metric_families(_get(f"{engine_url}/metrics")):
         for sample in family.samples:
             if sample.name == EXTERNAL_HITS:
                 total += sample.value

@@ -1,0 +1,1 @@
+"""vLLM's KV connectors side by side, with real engines (../connectors.py)."""
