@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from kvcore.errors import ConfigError
+from kvcore.file_limit import affordable_connections
 from router.bootstrap import BootstrapDirectory
 from router.cluster import Cluster
 from router.conductor.service import Conductor
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_INTERVAL_S = 0.5
 _DISCOVER_AGAIN_S = 1.0  # after an error nobody thought of
+_OWN_FILES = 128  # probes, events, connections to stores
+_FILES_PER_CLIENT = 3  # its connection, and a prefill and a decode leg
 _NOT_FOLLOWED = "an engine that joined cannot be followed: %s"
 
 
@@ -60,6 +63,7 @@ class Router:
         self._records = record is not None
         self._reread = reread
         self.limits = config.http
+        self._max_connections = _affordable(config)
         self.draining = False
         self._connections: set[ClientConnection] = set()
         self._no_connections = asyncio.Event()
@@ -247,6 +251,7 @@ class Router:
             self.scheduler = _scheduler(new)
             self.cluster.book.configure(new.scheduling)
         self.config, self.limits, self.generation = new, new.http, generation
+        self._max_connections = _affordable(new)
         self._keys = _keys(new)
         self.cluster.configure(new.breaker)
         self._health.config, self._loads.config, self.bootstrap.config = new.health, new.load, new
@@ -270,7 +275,7 @@ class Router:
     def opened(self, client: ClientConnection) -> bool:
         self._connections.add(client)
         self.metrics.client_connections = len(self._connections)
-        return len(self._connections) <= self.limits.max_connections
+        return len(self._connections) <= self._max_connections
 
     def closed(self, client: ClientConnection) -> None:
         self._connections.discard(client)
@@ -295,6 +300,13 @@ def _scheduler(config: RouterConfig) -> Scheduler:
     """ConfigError when there is no such policy or admission."""
     prefill, decode = (make_policy(name, config.scheduling) for name in config.policies)
     return Scheduler(prefill, decode, config.scheduling)
+
+
+def _affordable(config: RouterConfig) -> int:
+    """Clients at once. Those there are no files for would be cut without a word, and engines seem dead."""
+    return affordable_connections(
+        config.http.max_connections, files_per_client=_FILES_PER_CLIENT, own_files=_OWN_FILES
+    )
 
 
 def _keys(config: RouterConfig) -> tuple[bytes, ...]:

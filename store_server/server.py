@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kvcore import metrics
 from kvcore.clock import Clock, WallClock
 from kvcore.errors import RequestRefused
+from kvcore.file_limit import affordable_connections
 from kvcore.transport.host import host_id
 from kvcore.transport.verbs import Binding, RdmaUnavailable, load_binding
 from kvcore.units import format_size
@@ -37,7 +38,6 @@ from store_server.core.placements import PlacementLog
 from store_server.core.reads import Served
 from store_server.core.store import Store
 from store_server.drain import Drainer
-from store_server.file_limit import affordable_connections
 from store_server.loop_errors import log_loop_error
 from store_server.mapped_pool import open_pool
 from store_server.payload import PayloadViews
@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 _EVICTION_SLICE = 256  # objects; about a millisecond
 _EVICTION_PAUSE_S = 0.1
 _UPKEEP_INTERVAL_S = 1.0
+_OWN_FILES = 64
+_FILES_PER_CLIENT = 2  # its connection, and one more when it maps the pool
 
 
 class StoreServer:
@@ -73,7 +75,9 @@ class StoreServer:
         load_verbs: Callable[[], Binding] = load_binding,
     ) -> None:
         config.check()
-        self.max_connections = affordable_connections(config.max_connections)
+        self.max_connections = affordable_connections(
+            config.max_connections, files_per_client=_FILES_PER_CLIENT, own_files=_OWN_FILES
+        )
         pool_path = config.dram_path()
         if pool_path is None and not config.huge_pages:
             # First of all: bookkeeping for a pool that nobody can have takes long as well.

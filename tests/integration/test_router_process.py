@@ -5,20 +5,28 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.integration.router_harness import DEADLINE_S, Client, MockEngine, Turn, async_test, until
+from tests.integration.router_harness import (
+    DEADLINE_S,
+    Behaviour,
+    Client,
+    MockEngine,
+    Turn,
+    async_test,
+    until,
+)
 
 PROMPT = {"model": "m", "prompt": "Once upon a time"}
 
 
 @asynccontextmanager
-async def router_process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router.cli", "--port", "0", *flags, stdout=-1, stderr=-1, env=dict(os.environ)
-    )
+async def router_process(*flags: str, enter: Sequence[str] = ()) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`enter`: words in front of the command."""
+    command = [*enter, sys.executable, "-m", "router.cli", "--port", "0", *flags]
+    process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, env=dict(os.environ))
     try:
         yield process
     finally:
@@ -62,7 +70,7 @@ def test_it_serves_says_where_and_drains(tmp_path: Path) -> None:
             assert ready["pid"] == process.pid and ready["url"] in line
             client = await connect(line)
             assert (await client.ask("/v1/completions", PROMPT)).json["served_by"] == "d"
-            assert [seen.transfer["role"] for seen in prefill.seen] == ["prefill"]
+            await until(lambda: [seen.transfer["role"] for seen in prefill.seen] == ["prefill"])
             decode.script.append(later)
             await client.send("/v1/completions", PROMPT)
             await until(lambda: len(decode.seen) == 2)
@@ -108,3 +116,37 @@ async def test_a_mistake_is_one_line_and_status_2() -> None:
         out, err = await process.communicate()
         assert (process.returncode, out) == (2, b"")
         assert err.decode().count("\n") == 1 and "over http://" in err.decode()
+
+
+@async_test
+async def test_clients_it_has_no_files_for_are_told_so_and_harm_nobody() -> None:
+    num_files, num_affordable = 140, 4  # (140 - 128) / 3
+    engine = await MockEngine("m").start()
+    limited = ["bash", "-c", f'ulimit -n {num_files}; exec "$@"', "bash"]
+    async with router_process("--worker-urls", engine.url, enter=limited) as process:
+        line = await first_line(process)
+        served = [await connect(line) for _ in range(num_affordable)]
+        for client in served:
+            assert (await client.ask("/health")).status == 200
+        others = [await connect(line) for _ in range(num_files)]
+        for client in others:
+            assert (await asyncio.wait_for(client.answer(), DEADLINE_S)).status == 503
+            client.close()
+        engine.default = _after_all(num_affordable)
+        answers = await asyncio.gather(*(client.ask("/v1/completions", PROMPT) for client in served))
+        assert [answer.status for answer in answers] == [200] * num_affordable
+        for client in served:
+            client.close()
+        process.send_signal(signal.SIGTERM)
+        assert await exit_status(process) == 0
+    await engine.stop()
+
+
+def _after_all(num_requests: int) -> Behaviour:
+    """Answers when so many are there, each on a connection of its own."""
+
+    async def behave(turn: Turn) -> None:
+        await until(lambda: len(turn.engine.seen) == num_requests)
+        await turn.answer(200, {})
+
+    return behave

@@ -1,14 +1,11 @@
 import re
-import resource
 from pathlib import Path
 
 import pytest
 
 from kvcore.config import load_config
-from kvcore.errors import ConfigError
 from store_server.cli import main, make_parser
 from store_server.config import StoreConfig
-from store_server.file_limit import affordable_connections
 from store_server.pool import available_bytes
 
 GIB = 1 << 30
@@ -65,21 +62,6 @@ def test_available_memory_is_the_least_of_machine_and_control_group() -> None:
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert available_bytes(lambda path: files.get(path, "")) == 8 * GIB
     assert available_bytes(lambda path: "") is None
-
-
-def test_clients_are_limited_by_open_files(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits = [256, 1024]
-    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.__setitem__(0, new[0]))
-    assert affordable_connections(100) == 100
-    assert limits[0] == 264, "the soft limit is raised as far as needed"
-    assert affordable_connections(4096) == 480
-    assert limits[0] == 1024 and "ulimit -n" in caplog.text
-    limits[:] = [60, 60]
-    with pytest.raises(ConfigError, match="leaves none"):
-        affordable_connections(10)
 
 
 def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a store goes to others that objects are copied from: by the planes and devices it has for its clients."""
+"""How a store goes to others that objects are copied from: with the planes and devices of its clients."""
 
 import asyncio
 from typing import Any

@@ -7,14 +7,11 @@ from kvcore.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_OWN_FILES = 64
-_FILES_PER_CLIENT = 2  # its connection, and one more when it maps the pool
 
-
-def affordable_connections(wanted: int) -> int:
+def affordable_connections(wanted: int, *, files_per_client: int, own_files: int) -> int:
     """Raises the soft limit as far as the hard one allows. ConfigError when not even one client fits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _OWN_FILES + _FILES_PER_CLIENT * wanted
+    needed = own_files + files_per_client * wanted
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         if raised > soft:
@@ -22,7 +19,7 @@ def affordable_connections(wanted: int) -> int:
             soft = raised
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    affordable = (soft - _OWN_FILES) // _FILES_PER_CLIENT
+    affordable = (soft - own_files) // files_per_client
     if affordable < 1:
         raise ConfigError(
             f"the limit of {soft} open files leaves none for clients: raise it (ulimit -n {needed})"
