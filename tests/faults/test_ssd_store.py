@@ -2,7 +2,6 @@
 wrote."""
 
 import contextlib
-import json
 import os
 import random
 import resource
@@ -18,6 +17,7 @@ from kvcore.wire.messages import Lookup, LookupReply, Put, Status, Tier
 from tests.integration.store_harness import RawClient, StartStore, StoreProcess, eventually
 from tests.integration.store_harness import short_dir as short_dir
 from tests.integration.store_harness import start_store as start_store
+from tests.integration.test_store_ssd import levels
 
 OK = Status.OK
 SIZE = 128 << 10
@@ -33,8 +33,8 @@ def value(number: int) -> bytes:
     return random.Random(number).randbytes(64) * (SIZE // 64)
 
 
-def ssd_flags(path: Path, capacity: str = "1gb") -> tuple[str, str]:
-    return ("--storage-levels", json.dumps([{"level": "ssd", "paths": [str(path)], "capacity": capacity}]))
+def ssd_flags(path: Path) -> tuple[str, ...]:
+    return levels(path, capacity="1gb")
 
 
 def tiers(client: RawClient, numbers: list[int]) -> dict[int, Tier]:

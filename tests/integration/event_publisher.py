@@ -37,7 +37,7 @@ class EventPublisher:
         self.num_replays = 0
         self._heard = False
         self._closing = False
-        self._thread = threading.Thread(target=self._answer_replays)
+        self._thread = threading.Thread(target=self._answer_replays, daemon=True)
         self._thread.start()
 
     def publish(self, events: Sequence[Event], *, lost: bool = False) -> None:
@@ -60,10 +60,10 @@ class EventPublisher:
             if not self._router.poll(20):
                 continue
             peer, first = parse_replay_request(self._router.recv_multipart())
-            self.num_replays += 1
             for seq, payload in list(enumerate(self.buffer))[first:]:
                 self._router.send_multipart(replayed_frames(peer, "kv", seq, payload))
             self._router.send_multipart(replay_end_frames(peer))
+            self.num_replays += 1
 
     def close(self) -> None:
         self._closing = True

@@ -16,6 +16,7 @@ from kvcore.transport.verbs_fake import FakeFabric
 from store_server.config import StoreConfig
 from store_server.server import StoreServer
 from tests.integration.store_harness import DEADLINE_S
+from tests.integration.store_process import PATIENT
 
 OpenClient = Callable[..., StoreClient]
 
@@ -84,7 +85,7 @@ def open_any_client(
     closing = contextlib.ExitStack()
 
     def open_one(planes: tuple[str, ...] = ("rdma", "tcp"), **options: Any) -> StoreClient:
-        options = {"device_name": "client0,client1", "timeout_ms": 20_000, **options}
+        options = {"device_name": "client0,client1", **PATIENT, **options}
         client = closing.enter_context(StoreClient.connect(rdma_store.address, planes=planes, **options))
         assert client.counters()["plane"] == planes[0], client.counters()
         return client

@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.discovery import StaticDiscovery
 
 # Generous: the machine may be busy. No test passes or fails by how long something took.
-DEADLINE_S = 30.0
+DEADLINE_S = 50.0
 
 
 def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 START_S = 120.0
+# Of clients in tests that are about something else than deadlines: test machines are slow.
+PATIENT = dict.fromkeys(("timeout_ms", "connect_timeout_ms", "silence_ms"), 60_000.0)
+
+
+def hold_port(port: int = 0) -> socket.socket:
+    """Nobody listens on it and the kernel gives it to nobody, but a store that is told it can take it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
 
 
 class StoreProcess:
@@ -34,6 +45,7 @@ class StoreProcess:
         self.unix_address = ""
         self._flags = ["--pool-size-bytes", pool, "--admin-port", "-1", "--log-level", "warning", *flags]
         self._process: subprocess.Popen[bytes] | None = None
+        self._port_held: socket.socket | None = None  # while no store has it
         folder.mkdir(parents=True, exist_ok=True)
         self._runtime = tempfile.mkdtemp(prefix="ms-")  # pytest's own are too long for a socket's path
         weakref.finalize(self, shutil.rmtree, self._runtime, ignore_errors=True)
@@ -65,6 +77,7 @@ class StoreProcess:
             time.sleep(0.01)
         ready = json.loads(ready_file.read_text())
         self.port, self.unix_address = ready["port"], ready["unix_address"]
+        self._let_go_of_port()
         return self
 
     def stop(self) -> int:
@@ -83,8 +96,17 @@ class StoreProcess:
             return 0
         process.send_signal(number)
         try:
-            return process.wait(30)
+            status = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             raise
+        if self.port and self.host == "127.0.0.1":
+            self._port_held = hold_port(self.port)
+            weakref.finalize(self, self._port_held.close)
+        return status
+
+    def _let_go_of_port(self) -> None:
+        if self._port_held is not None:
+            self._port_held.close()
+            self._port_held = None

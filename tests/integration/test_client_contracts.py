@@ -8,7 +8,7 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import Status
 from tests.contracts.client_contract import LayerwiseStoreContract, ObjectStoreContract
 from tests.contracts.transport_contract import TransportContract
-from tests.integration.store_process import StoreProcess
+from tests.integration.store_process import PATIENT, StoreProcess
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,8 @@ class Clients:
         self().evict()
 
     def __call__(self) -> StoreClient:
-        client = self.closing.enter_context(StoreClient.connect(self.address, planes=self.planes))
+        opened = StoreClient.connect(self.address, planes=self.planes, **PATIENT)
+        client = self.closing.enter_context(opened)
         assert client.connected and client.counters()["plane"] == self.planes[0], client.counters()
         if self.inline_bytes is not None:
             client.plane.inline_read_bytes = client.plane.inline_put_bytes = self.inline_bytes

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from kvcore.errors import ConfigError, RequestRefused
 from kvcore.keys import object_key
 from kvcore.transport.base import ReadBatch, WriteBatch
 from kvcore.wire.messages import Status
-from tests.integration.store_process import StoreProcess
+from tests.integration.store_process import PATIENT, StoreProcess, hold_port
 
 KEY = b"faults" + bytes(26)
 SOON_S = 30.0
@@ -44,7 +43,7 @@ def store(tmp_path):
 
 @pytest.mark.parametrize("planes", PLANES)
 def test_kill_and_restart(store, planes):
-    with StoreClient.connect(store.address, planes=planes) as client:
+    with StoreClient.connect(store.address, planes=planes, **PATIENT) as client:
         assert client.put("before", bytes(300_000)) == Status.OK
         assert client.reserve([KEY], 400_000, 2) == [Status.OK]
         waiting = client.read_layers([b"never" + bytes(27)], 0, 1, [bytearray(5)], wait_ms=60_000)
@@ -68,15 +67,12 @@ def test_kill_and_restart(store, planes):
 
 
 def test_a_store_that_comes_later(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with StoreClient.connect(f"127.0.0.1:{port}") as client:
+    with hold_port() as held, StoreClient.connect(f"127.0.0.1:{held.getsockname()[1]}") as client:
         assert not client.connected and client.get("x") is None
         assert client.batch_exists(["a", "b"]) == [False, False]
         assert client.stats() == {} and client.evict() == (0, 0) and client.list_keys() == ([], 0)
         assert client.counters()["state"] == "connecting" and client.counters()["last_error"]
-        store = StoreProcess(tmp_path, "--port", str(port), pool="16mb").start()
+        store = StoreProcess(tmp_path, "--port", str(held.getsockname()[1]), pool="16mb").start()
         try:
             eventually(lambda: client.connected)
             assert client.put("x", b"1") == Status.OK
@@ -93,8 +89,8 @@ def test_a_store_that_hangs_is_left_alone_until_it_wakes(store):
             assert client.get("x") is None
         finally:
             store.send(signal.SIGCONT)
-        eventually(lambda: client.connected)
-        assert client.get("x") == b"1"
+        # It may be slow again for as long as this client takes for silence.
+        eventually(lambda: client.get("x") == b"1")
 
 
 def test_refusals_are_raised_by_connect_only(tmp_path):
@@ -145,7 +141,7 @@ def use_in_child(client: StoreClient, results) -> None:
 @pytest.mark.parametrize("planes", PLANES)
 def test_after_a_fork_both_go_on(store, planes):
     context = multiprocessing.get_context("fork")
-    with StoreClient.connect(store.address, planes=planes) as client:
+    with StoreClient.connect(store.address, planes=planes, **PATIENT) as client:
         value = os.urandom(400_000)
         assert client.put("parent", value) == Status.OK
         assert client.reserve([KEY], 10, 1) == [Status.OK]
@@ -175,8 +171,8 @@ def test_after_a_fork_both_go_on(store, planes):
 def test_bytes_that_do_not_match_their_checksum(store, options, expected):
     size_bytes = 400_000
     with (
-        StoreClient.connect(store.address) as writer,
-        StoreClient.connect(store.address, **options) as reader,
+        StoreClient.connect(store.address, **PATIENT) as writer,
+        StoreClient.connect(store.address, **PATIENT, **options) as reader,
     ):
         assert writer.reserve([KEY], 2 * size_bytes, 2) == [Status.OK]
         batch = WriteBatch(
@@ -193,7 +189,7 @@ def test_bytes_that_do_not_match_their_checksum(store, options, expected):
 
 
 def test_a_read_outlasts_its_lease_by_asking_again_or_is_a_miss(tmp_path):
-    store = StoreProcess(tmp_path, "--default-lease-ms", "100", pool="16mb").start()
+    store = StoreProcess(tmp_path, "--default-lease-ms", "500", pool="16mb").start()
     size_bytes = 400_000
     try:
         with StoreClient.connect(store.address, planes=("shm",)) as client:
@@ -201,11 +197,11 @@ def test_a_read_outlasts_its_lease_by_asking_again_or_is_a_miss(tmp_path):
             assert client.put(KEY, value) == Status.OK
             buffer = bytearray(size_bytes)
             late = client.plane.submit(ReadBatch(keys=[KEY], buffers=[buffer]))
-            time.sleep(0.3)
+            time.sleep(0.6)
             assert late.wait() == [Status.OK] and buffer == value
 
             def slow_sink(index: int, size: int) -> list[memoryview]:
-                time.sleep(0.2)
+                time.sleep(0.6)
                 return [memoryview(buffer)]
 
             too_slow = client.plane.submit_read([KEY], [size_bytes], slow_sink)
@@ -219,7 +215,7 @@ def test_batches_are_cut_to_the_stores_limits(tmp_path):
     store = StoreProcess(tmp_path, "--max-payload-bytes", "1mb", "--max-keys", "10", pool="64mb").start()
     try:
         for planes, large in [(("tcp",), Status.TOO_LARGE), (("shm",), Status.OK)]:
-            with StoreClient.connect(store.address, planes=planes) as client:
+            with StoreClient.connect(store.address, planes=planes, **PATIENT) as client:
                 names = [f"{planes[0]} {number}" for number in range(64)]
                 values = [os.urandom(60_000) for _ in names]
                 assert client.batch_put_from(names, values) == [Status.OK] * 64
@@ -241,7 +237,7 @@ def test_batches_are_cut_to_the_stores_limits(tmp_path):
 
 
 def test_sizes_of_one_batch_may_differ(store):
-    with StoreClient.connect(store.address, planes=("tcp",)) as client:
+    with StoreClient.connect(store.address, planes=("tcp",), **PATIENT) as client:
         keys = [bytes([number]) * 32 for number in range(6)]
         sizes = [100, 200, 100, 300, 200, 100]
         for key, size in zip(keys, sizes, strict=True):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from kvcore.client.fake import FakeStore, FakeStoreClient
 from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import Status
-from tests.integration.store_process import StoreProcess
+from tests.integration.store_process import PATIENT, StoreProcess
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 NUM_LAYERS = 3
@@ -48,8 +48,8 @@ class SameAnswers(RuleBasedStateMachine):
         model = FakeStore()
         self.fakes = [FakeStoreClient(model), FakeStoreClient(model)]
         self.reals = [
-            StoreClient.connect(self.address, planes=("tcp",)),
-            StoreClient.connect(self.address, planes=("shm",)),
+            StoreClient.connect(self.address, planes=("tcp",), **PATIENT),
+            StoreClient.connect(self.address, planes=("shm",), **PATIENT),
         ]
         self.reals[1].plane.inline_read_bytes = self.reals[1].plane.inline_put_bytes = 0
         for key in KEYS:

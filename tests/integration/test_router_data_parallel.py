@@ -46,6 +46,7 @@ async def test_the_room_of_sglang_reaches_the_prefill_rank() -> None:
     async with running(prefill=1, decode=1, data_parallel_size=4, pd_protocol="sglang") as setup:
         for _ in range(4):
             await setup.ask(COMPLETIONS, PROMPT)
+        await until(lambda: len(setup.engines["p0"].seen) == 4)
         ranks = [int(one.headers[RANK]) for one in setup.engines["p0"].seen]
         rooms = [one.body["bootstrap_room"] for one in setup.engines["p0"].seen]
         assert sorted(ranks) == [0, 1, 2, 3] and [room % 4 for room in rooms] == ranks
@@ -74,7 +75,7 @@ async def test_each_rank_has_its_own_load() -> None:
 @async_test
 async def test_ranks_that_were_discovered_are_counted_by_what_is_there() -> None:
     async with running(prefill=1, decode=1, pd_protocol="sglang") as setup:
-        cluster, ranks = setup.router.cluster, 3
+        cluster, ranks, num_asked = setup.router.cluster, 3, 0
         cluster.apply(
             InstanceSpec(one.spec.base_url, one.role, rank)
             for one in list(cluster.instances.values())
@@ -84,6 +85,8 @@ async def test_ranks_that_were_discovered_are_counted_by_what_is_there() -> None
             for _ in range(4):
                 answer = await setup.ask(COMPLETIONS, PROMPT, f"x-data-parallel-rank: {rank}\r\n")
                 assert answer.status == 200
+                num_asked += 1
+                await until(lambda: len(setup.engines["p0"].seen) == num_asked)  # noqa: B023
                 prefill, decode = (setup.engines[name].seen[-1] for name in ("p0", "d0"))
                 assert prefill.headers["x-override-routed-dp-rank"] == str(rank)
                 assert decode.body["bootstrap_room"] % ranks == rank

@@ -116,7 +116,7 @@ def test_engines_register_in_redis_and_survive_its_restart(tmp_path: Path) -> No
                 async with discovering(source="redis", redis_url=server.url) as setup:
                     registrar = await asyncio.create_subprocess_exec(
                         *(sys.executable, "-m", "router.cli", "register", "--url", engine.url),
-                        *("--redis-url", server.url, "--ttl", "3s"),
+                        *("--redis-url", server.url, "--ttl", "8s"),
                         stderr=asyncio.subprocess.PIPE,
                     )
                     try:

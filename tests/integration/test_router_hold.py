@@ -5,9 +5,9 @@ import json
 from tests.integration.router_harness import Client, Setup, Turn, async_test, running, until
 
 COMPLETIONS = "/v1/completions"
-# 2,000 tokens take 2 s: two of them do not fit into a TTFT SLO of 3 s, one does.
-SLOW = {"constant_ms": 0.0, "per_token_ms": 1.0, "per_token2_ms": 0.0}
-SCHEDULING = {"admission": "early", "ttft_slo_ms": 3000, "hold_ms": 20, "prefill_model": SLOW}
+# 2,000 tokens take 200 s: two of them do not fit into a TTFT SLO of 300 s, one does, however slow a test is.
+SLOW = {"constant_ms": 0.0, "per_token_ms": 100.0, "per_token2_ms": 0.0}
+SCHEDULING = {"admission": "early", "ttft_slo_ms": 300_000, "hold_ms": 20, "prefill_model": SLOW}
 FIRST = {"model": "m", "prompt": list(range(2000))}
 SECOND = {"model": "m", "prompt": list(range(5000, 7000))}
 

@@ -115,7 +115,7 @@ async def drip_forever(writer: asyncio.StreamWriter) -> None:
 
 @async_test
 async def test_an_idle_connection_is_closed_a_waiting_one_is_not() -> None:
-    async with running(mixed=1, http={"idle_timeout_ms": 50, "header_timeout_ms": 50}) as setup:
+    async with running(mixed=1, http={"idle_timeout_ms": 500, "header_timeout_ms": 500}) as setup:
         setup.engines["m0"].script.append(hangs)
         idle, waiting = await setup.client(), await setup.client()
         await waiting.send(COMPLETIONS, PROMPT)

@@ -114,6 +114,7 @@ async def test_ranks_are_told_to_both_engines() -> None:
     async with mooncake(ranks=4) as (setup, _):
         for _ in range(16):
             assert (await setup.ask(COMPLETIONS, PROMPT)).status == 200
+        await until(lambda: len(setup.engines["p0"].seen) == 16)
         seen = zip(setup.engines["p0"].seen, setup.engines["d0"].seen, strict=True)
         ranks = set()
         for prefill, decode in seen:
@@ -122,6 +123,7 @@ async def test_ranks_are_told_to_both_engines() -> None:
             ranks.add(rank)
         assert len(ranks) > 1
         await setup.ask(COMPLETIONS, PROMPT, "x-data-parallel-rank: 3\r\n")
+        await until(lambda: len(setup.engines["p0"].seen) == 17)
         assert setup.engines["p0"].seen[-1].headers["x-data-parallel-rank"] == "3"
         assert params(setup.engines["d0"].seen[-1])["remote_engine_id"] == "b0-engine-3"
 
@@ -311,7 +313,7 @@ async def test_a_client_that_leaves_a_stream_nobody_has_said_anything_in_ends_bo
         setup.engines["d0"].default = says_nothing()
         client = await setup.client()
         await client.send(COMPLETIONS, {**PROMPT, "stream": True})
-        await until(lambda: setup.in_flight == 2)
+        await until(lambda: all(engine.seen for engine in setup.engines.values()))
         client.close()
         await until(lambda: all(setup.engines[name].num_abandoned == 1 for name in ("p0", "d0")))
 

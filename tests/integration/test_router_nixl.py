@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_frees_whoever_works_for_it() -> None:
 
 @async_test
 async def test_a_prefill_that_never_ends_is_a_504() -> None:
-    async with nixl(request_timeout_ms=50) as setup:
+    async with nixl(request_timeout_ms=500) as setup:
         setup.engines["p0"].default = hangs
         assert (await setup.ask(COMPLETIONS, PROMPT)).status == 504
         await until(lambda: setup.engines["p0"].num_abandoned == 1)

@@ -20,6 +20,7 @@ from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import CopyFrom, ErrorCode, ErrorReply, PinKind, Status, Tier
 from tests.integration.router_harness import async_test
 from tests.integration.store_harness import MIB, StoreProcess, eventually, store_starter
+from tests.integration.store_process import PATIENT as PATIENT_CLIENT
 from tests.integration.test_store_ssd import levels
 from tests.integration.test_store_tls import Files
 
@@ -47,8 +48,7 @@ def address(store: StoreProcess) -> str:
 
 
 def client_of(store: StoreProcess, **options: Any) -> StoreClient:
-    patience = dict.fromkeys(("timeout_ms", "connect_timeout_ms", "silence_ms"), 60_000.0)
-    return StoreClient.connect(address(store), **patience, **options)
+    return StoreClient.connect(address(store), **PATIENT_CLIENT, **options)
 
 
 def fill(client: StoreClient, keys: list[bytes], num_layers: int = LAYERS) -> None:
@@ -144,7 +144,7 @@ def test_without_waiting_the_copy_goes_on_and_twice_asked_is_fetched_once(
         assert set(first) <= {PENDING, OK}
         assert here.copy_from(KEYS, address(source), wait_ms=WAIT_MS) == [OK] * 20
         assert target.delta(before, metrics.COPIED_OBJECTS_TOTAL) == 20
-        assert target.stats()[metrics.COPYING] == 0
+        eventually(lambda: target.stats()[metrics.COPYING] == 0)
 
 
 def test_the_asynchronous_client_asks_the_same(pair: tuple[StoreProcess, StoreProcess]) -> None:
@@ -174,8 +174,9 @@ def test_what_is_damaged_or_unfinished_at_the_source_is_not_copied(
         statuses = here.copy_from(names, address(source), wait_ms=WAIT_MS)
         assert statuses == [OK, Status.CORRUPT, MISSING, OK]
         assert here.batch_status(names) == [OK, MISSING, MISSING, OK]
-        assert target.stats()[metrics.OBJECTS_PENDING] == 0
-        assert there.batch_status(wrong) == [MISSING], "the damaged one is dropped where it lies"
+        eventually(lambda: target.stats()[metrics.OBJECTS_PENDING] == 0)
+        # The damaged one is dropped where it lies.
+        eventually(lambda: there.batch_status(wrong) == [MISSING])
 
 
 def test_a_block_that_somebody_writes_here_is_left_to_its_writer(

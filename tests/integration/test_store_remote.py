@@ -37,7 +37,14 @@ def levels(url: str, *, ssd: Path | None = None, ssd_capacity: str = "256mb", **
     if ssd is not None:
         given.append({"level": "ssd", "paths": [str(ssd)], "capacity": ssd_capacity})
     given.append({"level": "remote", "url": url, "refresh": "200ms", **remote})
-    flags = ["--storage-levels", json.dumps(given), "--promotion-timeout-ms", "60s"]
+    flags = [
+        "--storage-levels",
+        json.dumps(given),
+        "--promotion-timeout-ms",
+        "60s",
+        "--room-timeout-ms",
+        "60s",
+    ]
     # Background eviction begins early, so that puts at full speed do not overtake a remote.
     return [*flags, "--high-watermark", "0.5", "--low-watermark", "0.4"]
 

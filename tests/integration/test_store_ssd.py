@@ -41,9 +41,11 @@ def value(number: int, size_bytes: int = SIZE) -> bytes:
     return (number.to_bytes(8, "little") * (size_bytes // 8 + 1))[:size_bytes]
 
 
-def levels(*paths: Path, capacity: str = "256mb") -> tuple[str, str]:
+def levels(*paths: Path, capacity: str = "256mb") -> tuple[str, ...]:
+    """A test machine's disk may stand still for seconds: nobody is refused or misses for that."""
     level = {"level": "ssd", "paths": [str(path) for path in paths], "capacity": capacity}
-    return ("--storage-levels", json.dumps([level]))
+    patience = ("--room-timeout-ms", "60s", "--promotion-timeout-ms", "60s")
+    return ("--storage-levels", json.dumps([level]), *patience)
 
 
 def put_all(client: RawClient, numbers: range, per_request: int = 4) -> None:

@@ -19,6 +19,7 @@ from store_server.cli import main
 from store_server.config import StoreConfig
 from store_server.serve import exposure_warnings
 from tests.integration.store_harness import DEADLINE_S, MIB, StoreProcess, eventually, store_starter
+from tests.integration.store_process import PATIENT
 from tests.integration.store_process import StoreProcess as RestartableStore
 
 OK = Status.OK
@@ -61,7 +62,7 @@ def test_objects_of_all_sizes_come_back(store: StoreProcess, files: Files) -> No
     assert store.ready["address"].startswith("tls://")
     rng = random.Random(1)
     values = {f"object {size}": rng.randbytes(size) for size in (1, 100, 4096, 65_537, MIB, 20 * MIB + 3)}
-    with StoreClient.connect(store.ready["address"], planes=("tcp",), tls_ca=files.ca) as client:
+    with StoreClient.connect(store.ready["address"], planes=("tcp",), tls_ca=files.ca, **PATIENT) as client:
         for name, value in values.items():
             assert client.put(name, value) is OK
         for name, value in values.items():
@@ -75,7 +76,7 @@ def test_objects_of_all_sizes_come_back(store: StoreProcess, files: Files) -> No
 def test_layers_and_many_threads_over_one_connection(store: StoreProcess, files: Files) -> None:
     layer_bytes, num_layers = 200_000, 4
     failures: list[object] = []
-    with StoreClient.connect(store.ready["address"], planes=("tcp",), tls_ca=files.ca) as client:
+    with StoreClient.connect(store.ready["address"], planes=("tcp",), tls_ca=files.ca, **PATIENT) as client:
 
         def work(number: int) -> None:
             keys = [bytes([number, block]) * 16 for block in range(3)]
@@ -110,7 +111,9 @@ def test_the_asyncio_client(store: StoreProcess, files: Files, run: object) -> N
     value = random.Random(5).randbytes(3 * MIB)
 
     async def use() -> None:
-        async with await AsyncStoreClient.connect(store.ready["address"], tls_ca=files.ca) as client:
+        async with await AsyncStoreClient.connect(
+            store.ready["address"], tls_ca=files.ca, **PATIENT
+        ) as client:
             await client.remove("async")
             assert await client.put("async", value) is OK
             answers = await asyncio.gather(*(client.get("async") for _ in range(5)))
@@ -204,7 +207,7 @@ def test_a_store_that_was_killed_is_a_miss_and_then_found_again(files: Files, tm
     store = RestartableStore(tmp_path, *flags).start()
     try:
         address = f"tls://{store.address}"
-        with StoreClient.connect(address, planes=("tcp",), tls_ca=files.ca, timeout_ms=60_000) as client:
+        with StoreClient.connect(address, planes=("tcp",), tls_ca=files.ca, **PATIENT) as client:
             assert client.put("x", b"y" * 100_000) is OK
             store.kill()
             assert client.get("x") is None

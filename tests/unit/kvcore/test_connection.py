@@ -226,14 +226,14 @@ def test_slow_is_not_silent():
 
 
 def test_time_in_which_we_send_is_not_the_stores_silence():
-    pair = Pair(silence_s=0.5)
+    pair = Pair(silence_s=1.0)
     value = memoryview(bytes(8 << 20))
 
     def take_slowly() -> None:
         taken = 0
         while taken < len(value):
-            taken += len(pair.peer.socket.recv(256 << 10))
-            time.sleep(0.02)  # 32 times at least: longer than it may be silent
+            taken += len(pair.peer.socket.recv(128 << 10))
+            time.sleep(0.02)  # 64 times at least: longer than it may be silent
 
     thread, _ = in_background(take_slowly)
     put = pair.connection.start(m.Put, ([KEY], [len(value)]), payload=[value])
@@ -241,20 +241,20 @@ def test_time_in_which_we_send_is_not_the_stores_silence():
     assert pair.connection.wait(put, in_s(0.01)) is Status.TIMED_OUT
     assert not pair.connection.broken, "it has only just been asked"
     late = pair.connection.start(m.Stats, ())
-    assert pair.connection.wait(late, in_s(0.6)) is Status.TIMED_OUT
+    assert pair.connection.wait(late, in_s(1.1)) is Status.TIMED_OUT
     assert pair.connection.broken and "silent" in str(pair.broken[0])
     pair.close()
 
 
 def test_a_store_that_takes_what_another_thread_sends_is_not_silent():
-    pair = Pair(silence_s=0.3)
-    value = memoryview(bytes(16 << 20))
+    pair = Pair(silence_s=1.0)
+    value = memoryview(bytes(32 << 20))
     waiting = pair.connection.start(m.Stats, ())
     sender, _ = in_background(
         lambda: pair.connection.start(m.Put, ([KEY], [len(value)]), payload=[value], stall_s=SOON_S)
     )
     taken = 0
-    end = in_s(1.0)
+    end = in_s(2.0)
     while time.monotonic() < end:
         taken += len(pair.peer.socket.recv(64 << 10))
         time.sleep(0.01)
