@@ -3,6 +3,7 @@
 
     python scripts/make_model.py smollm2 OUTDIR     SmolLM2-135M-Instruct in bfloat16, about 270 MB
     python scripts/make_model.py tiny OUTDIR        random weights, one token a byte, about 10 MB
+    python scripts/make_model.py tiny-KIND OUTDIR   as tiny, of another architecture; for tests
 
 Runs in the engine environment (scripts/lib.sh makes it). OUTDIR is either absent or complete: the files are
 written beside it and renamed. A complete OUTDIR made with the same arguments is left alone, so the command is
@@ -74,15 +75,125 @@ def make_tiny(out: Path, args: argparse.Namespace) -> None:
         tie_word_embeddings=False,
         initializer_range=0.2,  # ten times the usual: logits far apart, so greedy choices are never near ties
     )
-    model = LlamaForCausalLM(config).to(getattr(torch, args.dtype)).eval()
+    model = LlamaForCausalLM(config)
+    save_tiny(model, tokenizer, out, args)
+
+
+def save_tiny(model: Any, processor: Any, out: Path, args: argparse.Namespace) -> None:
+    import torch
+
+    model.to(getattr(torch, args.dtype)).eval()
     model.config.dtype = getattr(torch, args.dtype)
+    tokenizer = getattr(processor, "tokenizer", processor)
     with torch.no_grad():
         # Greedy output must never stop early or leave the vocabulary.
-        model.lm_head.weight[: len(SPECIAL_TOKENS)] = 0
-        model.lm_head.weight[num_tokens:] = 0
+        head = model.get_output_embeddings().weight
+        head[: len(SPECIAL_TOKENS)] = 0
+        head[len(tokenizer) :] = 0
     model.generation_config.eos_token_id = None
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    processor.save_pretrained(out)
+
+
+def text_config(tokenizer: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """What tiny models of several architectures have in common."""
+    return {
+        "vocab_size": (len(tokenizer) + 63) // 64 * 64,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": args.max_len,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 3,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+    }
+
+
+def make_tiny_gemma3(out: Path, args: argparse.Namespace) -> None:
+    """Three layers of four look at the last 64 tokens only."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    tokenizer = make_byte_tokenizer(args.max_len)
+    torch.manual_seed(args.seed)
+    config = Gemma3TextConfig(
+        **text_config(tokenizer, args),
+        head_dim=64,
+        sliding_window=64,
+        query_pre_attn_scalar=64,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+    )
+    save_tiny(Gemma3ForCausalLM(config), tokenizer, out, args)
+
+
+def make_tiny_mla(out: Path, args: argparse.Namespace) -> None:
+    """A DeepSeek of dense layers; sizes of its latent that vLLM's CPU kernel was compiled for."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    tokenizer = make_byte_tokenizer(args.max_len)
+    torch.manual_seed(args.seed)
+    config = DeepseekV2Config(
+        **text_config(tokenizer, args),
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        first_k_dense_replace=4,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=64,
+    )
+    save_tiny(DeepseekV2ForCausalLM(config), tokenizer, out, args)
+
+
+def make_tiny_pictures(out: Path, args: argparse.Namespace) -> None:
+    """A BLIP-2: a picture becomes 32 tokens in front of the text. Its parts need no torchvision."""
+    import torch
+    from transformers import Blip2Config, Blip2ForConditionalGeneration, Blip2Processor
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    image_processor = BlipImageProcessorPil(size={"height": 28, "width": 28})
+    # It adds the picture's token to the tokenizer.
+    processor = Blip2Processor(image_processor, make_byte_tokenizer(args.max_len), num_query_tokens=32)
+    text = text_config(processor.tokenizer, args)
+    part = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(args.seed)
+    config = Blip2Config(
+        vision_config={**part, "image_size": 28, "patch_size": 14, "initializer_range": 0.5},
+        qformer_config={
+            **part,
+            "encoder_hidden_size": 64,
+            "vocab_size": text["vocab_size"],
+            "initializer_range": 0.3,
+        },
+        text_config={
+            "model_type": "opt",
+            **{name: text[name] for name in ("vocab_size", "hidden_size", "num_attention_heads")},
+            **{name: text[name] for name in ("max_position_embeddings", "eos_token_id", "pad_token_id")},
+            "bos_token_id": 0,
+            "num_hidden_layers": 2,
+            "ffn_dim": 256,
+            "word_embed_proj_dim": 128,
+            "init_std": 0.2,
+            "tie_word_embeddings": True,
+        },
+        num_query_tokens=32,
+        image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    model = Blip2ForConditionalGeneration(config)
+    with torch.no_grad():
+        # Strong enough for every picture to change every token.
+        model.query_tokens.normal_()
+        model.language_projection.weight.normal_(std=0.5)
+    save_tiny(model, processor, out, args)
 
 
 def make_smollm2(out: Path, args: argparse.Namespace) -> None:
@@ -112,14 +223,20 @@ def make_smollm2(out: Path, args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(out)
 
 
-MAKERS = {"tiny": make_tiny, "smollm2": make_smollm2}
-DEFAULT_DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
+MAKERS = {
+    "tiny": make_tiny,
+    "tiny-gemma3": make_tiny_gemma3,
+    "tiny-mla": make_tiny_mla,
+    "tiny-pictures": make_tiny_pictures,
+    "smollm2": make_smollm2,
+}
 
 
 def recipe(args: argparse.Namespace) -> dict[str, Any]:
     made_from = {key: value for key, value in vars(args).items() if key != "out"}
     if args.model != "tiny":
-        made_from = {key: made_from[key] for key in ("model", "dtype")}
+        names = ("model", "dtype") if args.model == "smollm2" else ("model", "dtype", "seed", "max_len")
+        made_from = {name: made_from[name] for name in names}
     return {"version": RECIPE_VERSION, **made_from}
 
 
@@ -163,7 +280,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("model", choices=sorted(MAKERS))
     parser.add_argument("out", type=Path, metavar="OUTDIR")
     parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], help="default: float32 tiny, bfloat16 smollm2"
+        "--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 smollm2, float32 all others"
     )
     tiny = parser.add_argument_group("shape of the tiny model")
     tiny.add_argument("--seed", type=int, default=0)
@@ -174,7 +291,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     tiny.add_argument("--head-dim", type=int, default=64)
     tiny.add_argument("--max-len", type=int, default=8192, help="context length in tokens")
     args = parser.parse_args(argv)
-    args.dtype = args.dtype or DEFAULT_DTYPE[args.model]
+    args.dtype = args.dtype or ("bfloat16" if args.model == "smollm2" else "float32")
     return args
 
 

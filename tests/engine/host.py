@@ -66,8 +66,8 @@ class EngineHolder:
     def generate(self, requests: list[dict[str, Any]], max_steps: int = 0) -> dict[str, Any]:
         """Adds all requests at once and steps until they are done, or `max_steps`; then aborts the rest.
 
-        A request: {"tokens": [...], "max_tokens": n, "params": kv_transfer_params or None, "adapter": the
-        directory of a LoRA adapter, or nothing}.
+        A request: {"tokens": [...], "max_tokens": n, "params": kv_transfer_params or None} and, if wanted,
+        "adapter": the directory of a LoRA adapter, "picture": a seed for one of noise, "prompt_logprobs": n.
         """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
@@ -78,11 +78,18 @@ class EngineHolder:
         for name, request in zip(names, requests, strict=True):
             extra = {"kv_transfer_params": request["params"]} if request.get("params") else None
             sampling = SamplingParams(
-                temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, extra_args=extra
+                temperature=0,
+                max_tokens=request["max_tokens"],
+                ignore_eos=True,
+                extra_args=extra,
+                prompt_logprobs=request.get("prompt_logprobs"),
             )
             path = request.get("adapter")
             adapter = LoRARequest("adapter", 1, path) if path else None
-            engine.add_request(name, {"prompt_token_ids": request["tokens"]}, sampling, lora_request=adapter)
+            prompt = {"prompt_token_ids": request["tokens"]}
+            if (seed := request.get("picture")) is not None:
+                prompt["multi_modal_data"] = {"image": _noise(seed)}
+            engine.add_request(name, prompt, sampling, lora_request=adapter)
         steps = 0
         while engine.has_unfinished_requests() and not (max_steps and steps >= max_steps):
             for output in engine.step():
@@ -186,7 +193,15 @@ class EngineHolder:
             "cached": output.num_cached_tokens or 0,
             "finish": output.outputs[0].finish_reason,
             "params": output.kv_transfer_params,
+            "num_prompt_logprobs": len(output.prompt_logprobs or ()),
         }
+
+
+def _noise(seed: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (28, 28, 3), dtype=np.uint8))
 
 
 def _ours(connector: Any) -> Any:

@@ -42,11 +42,11 @@ OFFLINE_ENVIRONMENT = {
 }
 
 
-def make_tiny_model(*options: str) -> str:
-    """A model folder in the cache; `options` are those of scripts/make_model.py."""
-    out = cache_root() / "models" / "-".join(["tiny", *options]).replace("--", "")
+def make_tiny_model(*options: str, kind: str = "tiny") -> str:
+    """A model folder in the cache; `kind` and `options` are those of scripts/make_model.py."""
+    out = cache_root() / "models" / "-".join([kind, *options]).replace("--", "")
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "tiny", str(out), *options]
+    command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), kind, str(out), *options]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     return str(out)
 

@@ -145,6 +145,13 @@ def test_old_and_new_vllm_find_each_others_blocks(
         answer = old.call("generate", requests=REQUESTS[2:3])
         assert (tokens_of(answer), cached_of(answer)) == (truth[2:3], FULL[2:3])
 
+    # What is asked about every token of a prompt needs them computed; 0.28 does not see to it by itself.
+    for engine in (old, peer):
+        engine.call("reset")
+        answer = engine.call("generate", requests=[REQUESTS[0] | {"prompt_logprobs": 1}])
+        assert (tokens_of(answer), cached_of(answer)) == (truth[:1], [0])
+        assert answer["outputs"][0]["num_prompt_logprobs"] == len(PROMPTS[0])
+
     # And as a pair, either way round.
     for prefill, decode, prompt in ((old, peer, DOCUMENT[13:600]), (peer, old, DOCUMENT[17:600])):
         decode.send("generate", requests=[request(prompt, params=pd_params("decode", "t"))])
