@@ -175,13 +175,7 @@ class BlockTable:
 
     def levels(self, own_hashes: Sequence[int]) -> list[tuple[int, int]]:
         """(depth in blocks, slots whose deepest block that is), deepest first (see core.levels)."""
-        get, alive = self._blocks.get, self.alive
-
-        def holders_at(index: int) -> int:
-            block = get(own_hashes[index])
-            return 0 if block is None else block.holders & alive
-
-        return levels(holders_at, len(own_hashes))
+        return levels(self._blocks, own_hashes, self.alive)
 
     def begin_sweep(self) -> None:
         """Start removing the bits outside `alive`; whatever is stored from now on must not carry them."""

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+
+from router.core.block import Block
 
 
-def levels(holders_at: Callable[[int], int], size: int) -> list[tuple[int, int]]:
-    """(depth, holders whose deepest element is number depth - 1), deepest first; no holder appears twice.
+def levels(blocks: Mapping[int, Block], chain: Sequence[int], among: int) -> list[tuple[int, int]]:
+    """(depth, holders whose deepest block of the chain is number depth - 1), deepest first; no holder appears
+    twice.
 
-    `holders_at(i)` is a bitmask, 0 <= i < size. Relies on the prefix property: who holds element i holds all
-    before it. Of a holder with a hole some element it does hold is found, or none.
-    Takes O(distinct depths * log(size)) calls.
+    `among` masks the holders that count. Relies on the prefix property: who holds a block holds all before
+    it. Of a holder with a hole some block it does hold is found, or none.
+    Looks at O(k * log(len(chain) / k)) blocks for k distinct depths: what a bisection sees on its way to the
+    deepest serves the next ones. Looking is written out: with many depths a call would be half the time.
     """
     found: list[tuple[int, int]] = []
-    seen = 0
-    end = size
-    first = holders_at(0) if size else 0
-    while first & ~seen:
-        low, high, deepest = 0, end, 0
-        while low < high:
+    get = blocks.get
+    block = get(chain[0]) if chain else None
+    held = block.holders & among if block is not None else 0
+    if not held:
+        return found
+    block = get(chain[-1])
+    whole = block.holders & among if block is not None else 0
+    if whole:
+        found.append((len(chain), whole))
+    unseen = among & ~whole
+    # Of each piece: its ends, and who holds the block at its beginning. Who holds that at its end was seen.
+    pieces = [(0, len(chain) - 1, held)]
+    while pieces:
+        low, high, held = pieces.pop()
+        held &= unseen
+        if not held:
+            continue  # nobody's depth lies in it
+        while high - low > 1:
             middle = (low + high) >> 1
-            holders = holders_at(middle) & ~seen
+            block = get(chain[middle])
+            holders = block.holders & unseen if block is not None else 0
             if holders:
-                deepest = holders
-                low = middle + 1
+                pieces.append((low, middle, held))
+                low, held = middle, holders
             else:
                 high = middle
-        if not low:
-            break
-        found.append((low, deepest))
-        seen |= deepest
-        end = low - 1
+        found.append((high, held))
+        unseen &= ~held
     return found

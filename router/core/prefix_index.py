@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import or_
 
 from kvcore.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
 from router.core.block_hash import TOKEN_BYTES, root_seed, xxh3
@@ -47,6 +49,8 @@ class IndexMatch:
         self.best_worker = best_worker
         self.best_medium = best_medium
         self.levels = levels
+        # Slots of each level and of all deeper ones: a holder's level is found by bisection.
+        self._reaching = list(accumulate((holders for _, holders in levels), or_))
         self.predicted = predicted
         self.slots = slots
         self.has_slow_media = has_slow_media
@@ -54,6 +58,7 @@ class IndexMatch:
     def local_blocks_of(self, instances: Sequence[InstanceState]) -> Sequence[int]:
         found = []
         levels, predicted, all_slots = self.levels, self.predicted, self.slots
+        reaching, num_levels = self._reaching, len(self.levels)
         for instance in instances:
             blocks = 0
             worker = instance.worker
@@ -61,10 +66,16 @@ class IndexMatch:
                 slots = all_slots[worker * _SLOTS] if worker >= 0 else 0
                 if instance.store_worker >= 0:
                     slots |= all_slots[instance.store_worker * _SLOTS]
-                for depth, holders in levels:
-                    if holders & slots:
-                        blocks = depth
-                        break
+                # As _depth_of has it; calling that is as long again.
+                low, high = 0, num_levels
+                while low < high:
+                    middle = (low + high) >> 1
+                    if reaching[middle] & slots:
+                        high = middle
+                    else:
+                        low = middle + 1
+                if low < num_levels:
+                    blocks = levels[low][0]
             if worker >= 0:
                 for depth, workers in predicted:
                     if depth <= blocks:
@@ -77,8 +88,7 @@ class IndexMatch:
 
     def depth_on(self, worker: int, medium: Medium) -> int:
         """Leading blocks it has on this medium, by its events."""
-        slots = self.slots[worker * _SLOTS + 1 + medium]
-        return next((depth for depth, holders in self.levels if holders & slots), 0)
+        return self._depth_of(self.slots[worker * _SLOTS + 1 + medium])
 
     def blocks_by_medium(self, instance: InstanceState) -> tuple[int, int, int, int]:
         counts = [0] * _MEDIA
@@ -87,12 +97,24 @@ class IndexMatch:
             slots = self.slots[instance.worker * _SLOTS + 1 + medium] if instance.worker >= 0 else 0
             if instance.store_worker >= 0:
                 slots |= self.slots[instance.store_worker * _SLOTS + 1 + medium]
-            depth = next((depth for depth, holders in self.levels if holders & slots), 0)
+            depth = self._depth_of(slots)
             counts[medium] = max(0, depth - reached)
             reached = max(reached, depth)
         # What is predicted will be on the GPU, where it is being computed.
         counts[Medium.GPU] += self.local_blocks_of((instance,))[0] - reached
         return counts[0], counts[1], counts[2], counts[3]
+
+    def _depth_of(self, slots: int) -> int:
+        """Leading blocks that one of these slots holds."""
+        reaching = self._reaching
+        low, high = 0, len(reaching)
+        while low < high:
+            middle = (low + high) >> 1
+            if reaching[middle] & slots:
+                high = middle
+            else:
+                low = middle + 1
+        return self.levels[low][0] if low < len(reaching) else 0
 
 
 class PrefixIndex:
