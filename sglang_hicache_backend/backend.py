@@ -39,7 +39,7 @@ class MooncakeSuiteHiCache(HiCacheStorage):
         self._suite = Attachment(
             storage_config.extra_config,
             compat.rank_facts(storage_config),
-            lambda config: compat.engine_facts(compat.server_args(), config, SERVED.now),
+            compat.served_engine,
             is_metered=bool(storage_config.enable_storage_metrics),
             num_heads_split=compat.num_heads_split(storage_config),
             weights_version=lambda: SERVED.now.version,

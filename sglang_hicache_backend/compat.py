@@ -1,19 +1,20 @@
 """The only module that knows how SGLang 0.5.22 and 0.5.23 differ, and where they keep what we need."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_parallel, get_server_args
+from sglang.srt.runtime_context import get_lora, get_parallel, get_server_args
 
 from kvcore.errors import ConfigError
 from kvcore.weights import model_directory, weights_identity
 from sglang_hicache_backend.config import BackendConfig
 from sglang_hicache_backend.keys import EngineFacts, RankFacts
-from sglang_hicache_backend.served_weights import Weights
+from sglang_hicache_backend.served_weights import SERVED, Weights
 from sglang_hicache_backend.stats import Transfers
 
 # Settings outside the checkpoint that change the KV of a prompt.
@@ -38,14 +39,17 @@ _SETTINGS = (
 )
 
 
-def server_args() -> Any:
-    """The arguments that this process was started with."""
-    return get_server_args()
+def served_engine(config: BackendConfig) -> EngineFacts:
+    """What this process serves at the moment; raises as `engine_facts`."""
+    # The arguments are as they were given; that of the adapters is a list of strings, without their ids.
+    return engine_facts(get_server_args(), config, SERVED.now, get_lora().lora_paths or ())
 
 
-def engine_facts(args: Any, config: BackendConfig, weights: Weights | None = None) -> EngineFacts:
-    """`weights`: those of now, if not those of `args`. Raises ConfigError, saying what to set, when they
-    cannot be told apart from others'."""
+def engine_facts(
+    args: Any, config: BackendConfig, weights: Weights | None = None, adapters: Sequence[Any] = ()
+) -> EngineFacts:
+    """`weights`: those of now, if not those of `args`. `adapters`: SGLang's LoRARefs. Raises ConfigError,
+    saying what to set, when weights cannot be told apart from others'."""
     weights = weights or Weights()
     if not weights.is_known:
         raise ConfigError(
@@ -69,8 +73,8 @@ def engine_facts(args: Any, config: BackendConfig, weights: Weights | None = Non
     if is_updated and settings["speculative_algorithm"]:
         # The draft model has been loaded from there, too.
         settings["draft_weights"] = weights_id
-    if adapters := _adapters(args, config):
-        settings["adapters"] = adapters
+    if adapters:
+        settings["adapters"] = _adapters(adapters, config)
     if config.extra_backend_tag:
         settings["tag"] = config.extra_backend_tag
     return EngineFacts(
@@ -81,12 +85,12 @@ def engine_facts(args: Any, config: BackendConfig, weights: Weights | None = Non
     )
 
 
-def _adapters(args: Any, config: BackendConfig) -> dict[str, str]:
+def _adapters(adapters: Sequence[Any], config: BackendConfig) -> dict[str, str]:
     """Identities of the adapters of --lora-paths: SGLang's page hashes know these by name and path, so that
     other weights in the same place would be taken for them. Adapters that are loaded later have random ids.
     Whoever sets weights_id answers for them, too. Raises ConfigError for one that cannot be identified."""
     found: dict[str, str] = {}
-    for adapter in getattr(args, "lora_paths", None) or []:
+    for adapter in adapters:
         directory = model_directory(str(adapter.lora_path))
         identity = weights_identity(str(directory)) if directory else None
         if not identity and not config.weights_id:

@@ -66,7 +66,7 @@ class MooncakeSuiteLinker(UnifiedCacheLinker):
         self._suite = Attachment(
             {"lookup_timeout_ms": LOOKUP_TIMEOUT_MS, **(extra_config or {})},
             rank,
-            lambda config: compat.engine_facts(server_args, config, SERVED.now),
+            compat.served_engine,
             weights_version=lambda: SERVED.now.version,
         )
         self._suite.add_device_pools([pages.facts for pages in self._pages.values()])

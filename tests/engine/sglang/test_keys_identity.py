@@ -13,7 +13,7 @@ from kvcore.errors import ConfigError
 from sglang_hicache_backend import weight_updates
 from sglang_hicache_backend.config import BackendConfig
 from sglang_hicache_backend.served_weights import Weights
-from tests.engine.sglang.bare import ServerArgs, compat
+from tests.engine.sglang.bare import ServerArgs, compat, set_global_server_args_for_scheduler
 
 pytestmark = pytest.mark.sglang
 
@@ -73,7 +73,7 @@ def test_adapters_given_at_start_are_part_of_what_an_engine_is(
 
     def with_adapter(path: str, config: BackendConfig) -> Any:
         adapter = SimpleNamespace(lora_id="stable", lora_name="sql", lora_path=path)
-        return compat.engine_facts(arguments(cached_model, lora_paths=[adapter]), config)
+        return compat.engine_facts(arguments(cached_model), config, adapters=[adapter])
 
     known = with_adapter(make_model(), BackendConfig())
     assert "sha256:" in known.engine
@@ -81,7 +81,23 @@ def test_adapters_given_at_start_are_part_of_what_an_engine_is(
     with pytest.raises(ConfigError, match="adapter '/nowhere'"):
         with_adapter("/nowhere", BackendConfig())
     assert with_adapter("/nowhere", BackendConfig(weights_id="mine")).weights_id == "mine"
-    assert "lora_paths" in ServerArgs.__struct_fields__
+
+
+def test_adapters_are_found_where_sglang_keeps_them(make_model: Callable[..., str]) -> None:
+    """Not among its arguments, where they stay the strings of the command line."""
+    model = make_model()
+    given = ServerArgs(
+        model_path=model,
+        device="cpu",
+        attention_backend="torch_native",
+        lora_backend="torch_native",
+        lora_paths=[f"sql={model}"],
+    )
+    given.resolve_once()
+    given.check_server_args()
+    set_global_server_args_for_scheduler(given)
+    facts = compat.served_engine(BackendConfig())
+    assert list(json.loads(facts.engine)["adapters"].values()) == [facts.weights_id]
 
 
 @pytest.mark.parametrize(
