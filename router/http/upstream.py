@@ -5,11 +5,14 @@ finds where the head and the message end; the bytes themselves go through untouc
 """
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
+
+from router.http.resolver import Resolver
 
 if TYPE_CHECKING:
     from router.http.leg import Leg
@@ -186,6 +189,7 @@ class UpstreamPool:
         self._idle: dict[UpstreamConnection, None] = {}
         self._open: dict[UpstreamConnection, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
+        self._resolver = Resolver(host, port, connect_timeout_s / 2)
         host_text = f"[{host}]" if ":" in host else host
         self.host_line = f"host: {host_text}:{port}\r\n".encode()
 
@@ -215,12 +219,8 @@ class UpstreamPool:
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, on_done: Callable[[UpstreamConnection | None, str], None]) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            _, connection = await asyncio.wait_for(
-                loop.create_connection(lambda: cast(Any, UpstreamConnection(self)), self.host, self.port),
-                self._connect_timeout_s,
-            )
+            connection = await asyncio.wait_for(self._connected(), self._connect_timeout_s)
         except asyncio.TimeoutError:
             on_done(None, f"cannot be reached within {self._connect_timeout_s:g} s")
         except OSError as error:
@@ -229,6 +229,20 @@ class UpstreamPool:
             on_done(None, f"cannot be reached: {error}")
         else:
             on_done(connection, "")
+
+    async def _connected(self) -> UpstreamConnection:
+        """OSError; when the name has several addresses, that of the last."""
+        *others, last = await self._resolver.addresses()
+        for address in others:
+            with contextlib.suppress(OSError):
+                return await self._open_to(address)
+        return await self._open_to(last)
+
+    async def _open_to(self, address: str) -> UpstreamConnection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: cast(Any, UpstreamConnection(self)), address, self.port
+        )
+        return cast(UpstreamConnection, connection)
 
     def opened(self, connection: UpstreamConnection) -> None:
         self._open[connection] = None
