@@ -79,10 +79,12 @@ def vllm_server(
     environment: Mapping[str, str] | None = None,
     port: int | None = None,
     flags: Sequence[str] = (),
+    scripts: Path = Path(sys.executable).parent,
 ) -> Server:
+    """`scripts`: where the command `vllm` lies."""
     port = port or free_port()
     command = [
-        *(str(Path(sys.executable).parent / "vllm"), "serve", model, "--host", "127.0.0.1"),
+        *(str(scripts / "vllm"), "serve", model, "--host", "127.0.0.1"),
         *("--port", str(port), "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager"),
         *("--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)),
         *("--block-size", str(BLOCK_TOKENS), "--enable-prompt-tokens-details"),
