@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tests.engine.packages import MOONCAKE_ENVIRONMENT, mooncake_transfer_engine
 from tests.engine.rig import ROOT, StoreProcess
 from tests.engine.served import Server, ended, port_for_later, router_server
-from tests.engine.sglang.server import SglangServer, hicache_flags, suite_config
+from tests.engine.sglang.server import SglangServer, hicache_flags, suite_config, wait_until
 
 COMPLETIONS = "/v1/completions"
 # In SGLang's metrics: what it holds for requests that have not ended.
@@ -38,6 +38,21 @@ class Cluster(NamedTuple):
     def in_flight(self, engine: SglangServer) -> float:
         """Requests that the router has sent to it, and that have not ended."""
         return self.router.metric(f'mooncake_router_instance_in_flight{{engine="{url_of(engine)}"')
+
+    def decoding(self) -> SglangServer:
+        """The decode engine that has a request, as soon as the other has none."""
+        found: list[SglangServer] = []
+
+        def is_one() -> bool:
+            found[:] = [engine for engine in self.decodes if self.in_flight(engine)]
+            return len(found) == 1
+
+        wait_until(is_one, lambda: self.router.get("/metrics"))
+        return found[0]
+
+    def wait_nothing_in_flight(self, *engines: SglangServer) -> None:
+        """The router lets go of a request when its last leg has ended, which may be after its answer."""
+        wait_until(lambda: not any(map(self.in_flight, engines)), lambda: self.router.get("/metrics"))
 
     def open_stream(
         self, body: dict[str, Any]

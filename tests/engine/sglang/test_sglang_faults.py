@@ -34,15 +34,16 @@ def test_faults_cost_hits_and_never_tokens(new_server: NewServer, store: StorePr
     server = new_server(*flags, "--dtype", "float32", environment=FAULTS)
     truth = [server.generate(prompt) for prompt in PROMPTS]
     assert all(answer["cached"]["storage"] == 0 for answer in truth)
+    # Chance may let every call of a round fail.
+    deadline = time.monotonic() + 240
     from_storage = 0
-    for _ in range(2):
-        time.sleep(2)
+    while from_storage == 0:
+        assert time.monotonic() < deadline, server.log_tail()
         server.flush()
         for prompt, wanted in zip(PROMPTS, truth, strict=True):
             answer = server.generate(prompt)
             assert (answer["tokens"], answer["logprobs"]) == (wanted["tokens"], wanted["logprobs"])
             from_storage += answer["cached"]["storage"]
-    assert from_storage > 0
     assert "failure_prob=0.3" in server.log.read_text(), "SGLang injects no faults"
 
     # The store dies after it has been asked what it has, and before or while it is asked for it.

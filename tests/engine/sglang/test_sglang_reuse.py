@@ -45,7 +45,7 @@ def test_another_engine_reuses_prefixes(
     check_restored(second.generate(PROMPT), cold)
     first.flush()
     check_restored(first.generate(PROMPT), cold)
-    assert first.metrics()["sglang:storage_prefetch_hit_tokens_total"] == FULL_PAGES
+    first.wait_metrics(lambda found: found.get("sglang:storage_prefetch_hit_tokens_total") == FULL_PAGES)
 
 
 def test_a_restarted_engine_reuses_prefixes_through_the_generic_interface(
