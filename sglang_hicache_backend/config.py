@@ -5,6 +5,7 @@ The only module of the plugin that reads the environment.
 """
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,7 +107,11 @@ def _take(values: dict[str, Any], source: Mapping[str, Any], origin: str) -> Non
     found: dict[str, Any] = {}
     for key in known:
         if (value := source.get(key)) not in (None, ""):
-            found.setdefault(_ALIASES.get(key, key), value)
+            name = _ALIASES.get(key, key)
+            if name == "device_name" and isinstance(value, Mapping):
+                # SGLang's users write the devices of ranks as JSON in a string; an object means the same.
+                value = json.dumps(value)
+            found.setdefault(name, value)
     for key in source:
         if key in MOONCAKE_KEYS:
             logger.debug("%s: %s has no meaning to this store", origin, key)

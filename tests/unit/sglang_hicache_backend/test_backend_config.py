@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcore.errors import ConfigError
+from kvcore.transport.protocol import device_of_rank
 from sglang_hicache_backend.config import (
     CONFIG_PATH_VARIABLE,
     MOONCAKE_KEYS,
@@ -57,6 +58,10 @@ def test_mooncakes_protocol_and_devices() -> None:
     config = backend_config({}, environ)
     assert (config.protocol, config.device_name, config.planes) == ("rdma", '{"0": "mlx5_0"}', [])
     assert backend_config({"rdma_devices": "mlx5_1", "protocol": "tcp"}, environ).device_name == "mlx5_1"
+    as_object = backend_config({"device_name": {"0": "mlx5_0", "1": "mlx5_1"}}, {})
+    assert [device_of_rank(as_object.device_name, rank) for rank in (0, 1)] == ["mlx5_0", "mlx5_1"]
+    with pytest.raises(ConfigError, match="tenant"):
+        backend_config({"tenant": {"0": "x"}}, {})
     with pytest.raises(ConfigError, match="protocol 'efa'"):
         backend_config({"protocol": "efa"}, {})
 
