@@ -3,9 +3,10 @@
     scripts/bench connectors [--quick] [--only SYSTEM,...] [--rounds N] [--json FILE]
 
 Real vLLM engines on CPU, one thread each, started alike but for --kv-transfer-config. Every system has two
-engines and a store of its own; plain vLLM, to which all is compared, has one. All run throughout (idle ones
-do not compute). Within a round each is asked the same new prompts, one system after the other, and who
-begins changes with the round:
+engines and a store of its own; plain vLLM, to which all is compared, has one. Two systems are up at a time,
+ours and one that moves bytes as it does, five engines or ten gigabytes with plain vLLM's (idle ones do not
+compute). Within a round each is asked the same new prompts, one system after the other, and who begins
+changes with the round:
 
   cold      a long prompt that nobody has, asked of the first engine: what saving costs its own request
   other     the same prompt, asked of the second engine, which has not computed it
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help=f"besides plain vLLM; of {', '.join(peers)} (default: all)",
     )
-    parser.add_argument("--rounds", type=int, help="default: 6, with --quick 1")
+    parser.add_argument("--rounds", type=int, help="of each pair of systems (default: 5, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="a tiny model and short prompts: does it work?")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     parser.add_argument("--cache", type=Path, required=True, help=argparse.SUPPRESS)

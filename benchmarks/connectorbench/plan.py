@@ -1,6 +1,6 @@
 """What is asked in a round: prompts of equal length that no other round knows. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,11 +19,43 @@ COLD, OTHER, OWN, CACHED, STREAM, BESIDE, SPLIT = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`settle_s`: what everybody gets to save a prompt before it is asked for again."""
+class Phase(NamedTuple):
+    """Systems that take turns within rounds, with plain vLLM. `is_split`: as prefill and decode engines."""
 
-    rounds: int = 6
-    prompt_bytes: int = 4000
+    systems: tuple[str, ...]
+    is_split: bool
+
+
+# At most two systems at a time, which are ten gigabytes of engines: ours and who moves bytes as they do.
+PHASES = (
+    Phase(("ours-tcp", "mooncake-store"), False),
+    Phase(("ours-tcp", "nixl"), True),
+    Phase(("ours-tcp", "mooncake"), True),
+    Phase(("ours-shm", "lmcache"), False),
+    Phase(("offloading",), False),
+)
+
+
+def phases(chosen: Collection[str]) -> list[Phase]:
+    """Those of PHASES in which `chosen` have a part, with these alone; none that another one contains."""
+    found: list[Phase] = []
+    for phase in PHASES:
+        left = Phase(tuple(name for name in phase.systems if name in chosen), phase.is_split)
+        is_new = not any(_contains(other, left) for other in found)
+        if left.systems and is_new:
+            found = [other for other in found if not _contains(left, other)] + [left]
+    return found
+
+
+def _contains(phase: Phase, other: Phase) -> bool:
+    return phase.is_split == other.is_split and set(phase.systems) >= set(other.systems)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`rounds` of each phase. `settle_s`: what everybody gets to save a prompt, before it is asked again."""
+
+    rounds: int = 5
+    prompt_bytes: int = 6000
     max_tokens: int = 8
     stream_tokens: int = 40
     settle_s: float = 1.0

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 
@@ -20,12 +20,13 @@ from connectorbench.plan import (
     OWN,
     SPLIT,
     STREAM,
+    Phase,
     Plan,
     Prompts,
+    phases,
     prompts,
     turns,
 )
-from connectorbench.systems import SYSTEMS
 
 FAILURES = (DemoError, SystemFailed, subprocess.SubprocessError, OSError)
 _BESIDE_AFTER_S = 0.1  # the stream has begun
@@ -50,30 +51,31 @@ class Runner:
         self.samples: list[Sample] = []
         self.left_out: dict[str, str] = {}
 
-    def run(self, names: Sequence[str]) -> None:
-        """Rounds of reuse, then of P/D, for which engines are ended that have no part in it: their memory is
-        needed. One of FAILURES when plain vLLM does not work, since then there is nothing to compare with."""
+    def run(self, chosen: Collection[str]) -> None:
+        """One of FAILURES when plain vLLM does not work, since then there is nothing to compare with."""
         try:
-            reusing = [name for name in names if SYSTEMS[name].reuses]
-            split = [name for name in names if name == PLAIN or SYSTEMS[name].pd_protocol]
-            if len(reusing) > 1:
-                self._phase(reusing, self._reuse)
-            for name in set(self._running) - set(split):
-                self._end(name)
-            if len(split) > 1:
-                self._phase(split, self._split)
+            for number, phase in enumerate(phases(chosen)):
+                self._phase(phase, number * self._plan.rounds)
         finally:
             for name in reversed(list(self._running)):
                 self._end(name)
 
-    def _phase(self, names: Sequence[str], turn: Callable[[str, int, Prompts], None]) -> None:
+    def _phase(self, phase: Phase, first_round: int) -> None:
+        """Engines that the phase before has used as well go on."""
+        names = (PLAIN, *phase.systems)
+        for name in set(self._running) - set(names):
+            self._end(name)
         for name in names:
             if name not in self._running and name not in self.left_out:
                 self._start(name)
-        for number in range(self._plan.rounds):
+        turn = self._split if phase.is_split else self._reuse
+        for number in range(first_round, first_round + self._plan.rounds):
+            running = [name for name in names if name in self._running]
+            if running == [PLAIN]:
+                return
             asked = prompts(self._plan, self._text, number)
-            for name in turns([name for name in names if name in self._running], number):
-                self._tell(f"round {number + 1} of {self._plan.rounds}: {name}")
+            for name in turns(running, number):
+                self._tell(f"round {number + 1}: {name}")
                 try:
                     turn(name, number, asked)
                 except FAILURES as error:

@@ -20,7 +20,7 @@ from connectorbench.figures import PLAIN
 from tests.engine.packages import MOONCAKE_ENVIRONMENT, mooncake_transfer_engine, unpacked
 from tests.engine.split import NIXL, PROTOCOLS, Setting
 
-POOL_BYTES = 2 << 30  # more than all rounds write
+POOL_BYTES = 1 << 30  # more than the rounds of a phase write
 LMCACHE = "lmcache==0.5.6"
 _READY_TIMEOUT_S = 120.0
 _SMALLEST_SEGMENT_BYTES = 16 << 20
@@ -41,7 +41,6 @@ class System(NamedTuple):
 
     about: str
     settings: Callable[[Site], AbstractContextManager[SettingOf]]
-    reuses: bool = True
     pd_protocol: str | None = None
 
 
@@ -155,7 +154,7 @@ _SUITE = "MooncakeSuiteConnector with one mooncake-store"
 SYSTEMS = {
     PLAIN: System("vLLM without a connector", _plain),
     "ours-tcp": System(f"{_SUITE}, plane tcp", partial(_ours, plane="tcp"), pd_protocol="suite"),
-    "ours-shm": System(f"{_SUITE}, plane shm", partial(_ours, plane="shm"), pd_protocol="suite"),
+    "ours-shm": System(f"{_SUITE}, plane shm", partial(_ours, plane="shm")),
     "mooncake-store": System(
         "vLLM's MooncakeStoreConnector with Mooncake 0.3.13 over TCP; segment in the engine that saves",
         _mooncake_store,
@@ -165,13 +164,11 @@ SYSTEMS = {
     "nixl": System(
         f"vLLM's NixlConnector with {NIXL[0]}, UCX over TCP",
         partial(_split, protocol="nixl"),
-        reuses=False,
         pd_protocol="nixl",
     ),
     "mooncake": System(
         "vLLM's MooncakeConnector with Mooncake 0.3.13 over TCP",
         partial(_split, protocol="mooncake"),
-        reuses=False,
         pd_protocol="mooncake",
     ),
 }

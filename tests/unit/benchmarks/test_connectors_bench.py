@@ -17,8 +17,22 @@ from connectorbench.figures import (
     ratio,
     reason,
 )
-from connectorbench.plan import BESIDE, CACHED, COLD, OTHER, OWN, SPLIT, STREAM, Plan, prompts, turns
+from connectorbench.plan import (
+    BESIDE,
+    CACHED,
+    COLD,
+    OTHER,
+    OWN,
+    PHASES,
+    SPLIT,
+    STREAM,
+    Plan,
+    phases,
+    prompts,
+    turns,
+)
 from connectorbench.runner import Runner
+from connectorbench.systems import SYSTEMS
 from connectorbench.tables import against_lines, floor_line, reuse_table, split_table
 from demo_lib.openai_client import Answer
 from demo_lib.processes import DemoError
@@ -213,7 +227,7 @@ class Cluster:
 
 def test_each_figure_is_taken_of_the_engine_it_is_about() -> None:
     cluster = Cluster()
-    runner = cluster.run(PLAIN, "ours-tcp", "lmcache", "nixl", rounds=1)
+    runner = cluster.run("ours-tcp", "mooncake-store", "nixl", rounds=1)
     assert runner.left_out == {}
     of_ours = [said[1:] for said in cluster.said if said[0] == "ours-tcp" and said[2] != "Warming"]
     assert of_ours[:4] == [
@@ -226,34 +240,66 @@ def test_each_figure_is_taken_of_the_engine_it_is_about() -> None:
     assert of_ours[6:] == [("first", "reset"), ("second", "reset"), ("router", "Leaflet")]
     figures = {(one.system, one.figure): one for one in runner.samples}
     assert {name for name, figure in figures if figure == SPLIT} == {PLAIN, "ours-tcp", "nixl"}
-    assert {name for name, figure in figures if figure == OTHER} == {"ours-tcp", "lmcache"}
-    assert (PLAIN, CACHED) in figures and ("lmcache", BESIDE) in figures
+    assert {name for name, figure in figures if figure == OTHER} == {"ours-tcp", "mooncake-store"}
+    assert (PLAIN, CACHED) in figures and ("mooncake-store", BESIDE) in figures
     assert figures["ours-tcp", OTHER].loaded_tokens == 96
     assert figures["ours-tcp", STREAM].ms == pytest.approx(4.0)
     assert figures["ours-tcp", COLD].ms == 10.0
-    assert all(identical(runner.samples, name)[0] for name in ("ours-tcp", "lmcache", "nixl"))
+    answers = [identical(runner.samples, name).answers for name in ("ours-tcp", "mooncake-store", "nixl")]
+    assert answers == [6, 5, 1]
 
 
-def test_engines_that_are_not_split_have_ended_before_those_of_p_d_systems_start() -> None:
+def test_two_systems_are_up_at_a_time_and_engines_go_on_where_they_can() -> None:
     cluster = Cluster()
-    cluster.run(PLAIN, "ours-tcp", "lmcache", "nixl")
-    assert cluster.life[:5] == ["+plain", "+ours-tcp", "+lmcache", "-lmcache", "+nixl"]
-    assert sorted(cluster.life[5:]) == ["-nixl", "-ours-tcp", "-plain"]
+    runner = cluster.run("ours-tcp", "mooncake-store", "nixl", "mooncake", "ours-shm", "lmcache")
+    assert runner.left_out == {}
+    up: set[str] = set()
+    for change in cluster.life:
+        (up.add if change[0] == "+" else up.remove)(change[1:])
+        assert len(up) <= 3
+    assert not up
+    assert len(cluster.life) == 2 * 7  # nobody is started twice
+
+
+def test_rounds_of_different_phases_are_different_rounds() -> None:
+    samples = Cluster().run("ours-tcp", "ours-shm").samples
+    rounds = {name: {one.round for one in samples if one.system == name} for name in ("ours-tcp", "ours-shm")}
+    assert not rounds["ours-tcp"] & rounds["ours-shm"]
+    assert {one.round for one in samples if one.system == PLAIN} == rounds["ours-tcp"] | rounds["ours-shm"]
+
+
+def test_every_system_has_its_phase_and_only_the_chosen_are_measured() -> None:
+    assert {name for phase in PHASES for name in phase.systems} | {PLAIN} == set(SYSTEMS)
+    assert all(SYSTEMS[name].pd_protocol for phase in PHASES if phase.is_split for name in phase.systems)
+    assert phases(SYSTEMS) == list(PHASES)
+    assert [phase.systems for phase in phases(["nixl", "ours-shm"])] == [("nixl",), ("ours-shm",)]
+    # Nobody takes turns with nobody when there is another to take turns with.
+    assert [phase.systems for phase in phases(["ours-tcp"])] == [("ours-tcp",)] * 2
+    for_nixl, for_mooncake = phases(["ours-tcp", "nixl"]), phases(["ours-tcp", "mooncake"])
+    assert [phase.systems for phase in for_nixl] == [("ours-tcp",), ("ours-tcp", "nixl")]
+    assert [phase.systems for phase in for_mooncake] == [("ours-tcp",), ("ours-tcp", "mooncake")]
 
 
 def test_who_fails_is_left_out_with_a_reason_and_the_others_go_on() -> None:
     cluster = Cluster(mooncake_store="started", lmcache="asked")
-    runner = cluster.run(PLAIN, "ours-tcp", "mooncake-store", "lmcache")
+    runner = cluster.run("ours-tcp", "mooncake-store", "ours-shm", "lmcache")
     assert runner.left_out == {
         "mooncake-store": "OSError: mooncake-store is broken",
         "lmcache": "OSError: lmcache is broken",
     }
-    assert {one.round for one in runner.samples if one.system == "ours-tcp"} == {0, 1}
-    assert sorted(cluster.life) == ["+lmcache", "+ours-tcp", "+plain", "-lmcache", "-ours-tcp", "-plain"]
+    rounds = [one.round for one in runner.samples if one.system == "ours-shm" and one.figure == COLD]
+    assert len(rounds) == 2
+    assert {change[1:] for change in cluster.life} == {PLAIN, "ours-tcp", "ours-shm", "lmcache"}
+    assert len(cluster.life) == 2 * 4
+
+
+def test_nobody_measures_plain_vllm_alone() -> None:
+    runner = Cluster(offloading="started").run("offloading")
+    assert runner.samples == [] and list(runner.left_out) == ["offloading"]
 
 
 def test_without_plain_vllm_there_is_nothing_to_compare_with() -> None:
     cluster = Cluster(plain="asked")
     with pytest.raises(DemoError, match="answered 500"):
-        cluster.run(PLAIN, "ours-tcp")
+        cluster.run("ours-tcp")
     assert sorted(cluster.life) == ["+ours-tcp", "+plain", "-ours-tcp", "-plain"]
