@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import time
 
@@ -43,3 +44,12 @@ def configure_logging(level: str, *, as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def announce(text: str) -> None:
+    """A line on stdout from a server. That its reader has gone, or its disk is full, is no reason to end."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # What could not be written is still in the buffer, for whenever it is flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

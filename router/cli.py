@@ -18,7 +18,7 @@ import uvloop
 from kvcore import __version__
 from kvcore.config import add_flags, flag_overrides, load_config
 from kvcore.errors import ConfigError
-from kvcore.logs import configure_logging
+from kvcore.logs import announce, configure_logging
 from router import profile
 from router.app import Router
 from router.config import RouterConfig
@@ -190,11 +190,11 @@ async def _serve(
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if ready_file is not None:
             write_ready_file(Path(ready_file), {"pid": os.getpid(), "host": host, "port": port, "url": url})
-        _calm_garbage_collector()
-        print(f"mooncake-router ready on {url} ({summary(config)})", flush=True)
+        calm_garbage_collector()
+        announce(f"mooncake-router ready on {url} ({summary(config)})")
         await stopping.wait()
         stopping.clear()
-        print("mooncake-router draining (once more to stop at once)", flush=True)
+        announce("mooncake-router draining (once more to stop at once)")
         draining = loop.create_task(router.drain())
         impatient = loop.create_task(stopping.wait())
         await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +208,7 @@ async def _serve(
     return 0
 
 
-def _calm_garbage_collector() -> None:
+def calm_garbage_collector() -> None:
     """What lives as long as the process need not be looked at again and again. Requests leave no cycles, a
     connection one of its own objects when it ends: rare collections are enough for those."""
     gc.collect()

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from kvcore.errors import ConfigError
-from kvcore.logs import configure_logging
+from kvcore.logs import announce, configure_logging
 from kvcore.units import format_size
 from store_server.config import StoreConfig
 from store_server.notify import notify
@@ -57,10 +57,9 @@ async def _run(config: StoreConfig, ready_file: Path | None) -> None:
         addresses = _addresses(config, server, admin_port)
         if ready_file is not None:
             _write_whole(ready_file, addresses)
-        print(
+        announce(
             f"mooncake-store ready on {addresses['address']} and {addresses['unix_address']}, "
-            f"pool {format_size(server.pool.size_bytes)}, admin {addresses['admin_url'] or 'off'}",
-            flush=True,
+            f"pool {format_size(server.pool.size_bytes)}, admin {addresses['admin_url'] or 'off'}"
         )
         notify("READY=1")
         _calm_garbage_collector()

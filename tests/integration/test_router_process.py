@@ -142,6 +142,47 @@ async def test_clients_it_has_no_files_for_are_told_so_and_harm_nobody() -> None
     await engine.stop()
 
 
+def test_it_drains_whoever_reads_its_output(tmp_path: Path) -> None:
+    @async_test
+    async def check() -> None:
+        go_on = asyncio.Event()
+
+        async def later(turn: Turn) -> None:
+            await go_on.wait()
+            await turn.answer(200, {"done": True})
+
+        engine = await MockEngine("m").start()
+        engine.script.append(later)
+        file = tmp_path / "ready.json"
+        on_a_full_disk = ["bash", "-c", 'exec "$@" >/dev/full', "bash"]
+        flags = ("--worker-urls", engine.url, "--ready-file", str(file))
+        async with router_process(*flags, enter=on_a_full_disk) as process:
+            await until(lambda: file.exists() or process.returncode is not None)
+            assert process.returncode is None
+            client = await connect(json.loads(file.read_text())["url"])
+            await client.send("/v1/completions", PROMPT)
+            await until(lambda: len(engine.seen) == 1)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(_nobody_listens(json.loads(file.read_text())["port"]), DEADLINE_S)
+            go_on.set()
+            assert (await client.answer()).json == {"done": True}
+            assert await exit_status(process) == 0
+            client.close()
+        await engine.stop()
+
+    check()
+
+
+async def _nobody_listens(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return
+        writer.close()
+        await asyncio.sleep(0.01)
+
+
 def _after_all(num_requests: int) -> Behaviour:
     """Answers when so many are there, each on a connection of its own."""
 
