@@ -56,6 +56,10 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigError(
             "--calculate-kv-scales makes KV scales of this engine alone: its KV cannot be shared"
         )
+    if _returns_routed_experts(vllm_config):
+        raise ConfigError(
+            "--enable-return-routed-experts is about tokens computed here: vLLM ends where some were loaded"
+        )
     hashed_tokens = hash_block_size_tokens(vllm_config, kv_cache_config)
     if hashed_tokens != block_size_tokens(vllm_config, kv_cache_config):
         raise ConfigError(
@@ -145,6 +149,12 @@ def _cp_size(vllm_config: Any, kv_cache_config: Any) -> int:
     """Ranks over which the tokens of one block are spread; since 0.30 a cache may opt out (dcp_sharded)."""
     sharded = getattr(kv_cache_config.kv_cache_groups[0].kv_cache_spec, "dcp_sharded", True)
     return int(vllm_config.parallel_config.decode_context_parallel_size) if sharded else 1
+
+
+def _returns_routed_experts(vllm_config: Any) -> bool:
+    """A setting of the model in 0.28, one for auxiliary outputs later."""
+    holders = (getattr(vllm_config, name, None) for name in ("aux_output_config", "model_config"))
+    return any(getattr(holder, "enable_return_routed_experts", False) for holder in holders)
 
 
 def _specs(group: Any) -> list[Any]:

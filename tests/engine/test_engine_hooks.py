@@ -220,6 +220,17 @@ def test_scales_of_one_engine_alone_are_refused() -> None:
 
 
 @imports_vllm
+@pytest.mark.parametrize("holder", ["aux_output_config", "model_config"])
+def test_engines_that_tell_of_every_token_which_experts_it_went_to_are_refused(holder: str) -> None:
+    from mooncake_connector import compat
+
+    config = vllm_config()
+    setattr(config, holder, SimpleNamespace(enable_return_routed_experts=True))
+    with pytest.raises(ConfigError, match="routed-experts"):
+        compat.check_supported(config, kv_cache(spec("FullAttentionSpec")))
+
+
+@imports_vllm
 def test_stats_of_ranks_add_up_and_are_summed_for_the_log() -> None:
     from mooncake_connector.stats import SuiteConnectorStats
 
