@@ -34,6 +34,7 @@ class VllmEngine(Engine):
             "was vLLM started with --kv-transfer-config naming MooncakeSuiteConnector and kv_role kv_both?",
             "its log says 'disabled' with the reason when the connector cannot work with this model",
             "is mooncake-store running at store_address? `mooncake-store stats` shows what is saved",
+            "are the store and the plugin of one version? else the engine's log says that the store hangs up",
             "two engines: the same model, dtype, block size, TP size and PYTHONHASHSEED?",
         ],
         "partial_hit": [

@@ -31,6 +31,7 @@ class SglangEngine(Engine):
     hints: ClassVar[dict[str, list[str]]] = {
         "no_hit": [
             "is mooncake-store running at store_address? `mooncake-store stats` shows what is saved",
+            "are the store and the plugin of one version? else the engine's log says that the store hangs up",
             "--hicache-write-policy write_back saves only what the host cache evicts; use write_through",
             "prefetch_threshold (256 tokens) must be below the prompt's length",
             "two engines: the same model, dtype, page size, memory layout and TP size?",

@@ -28,7 +28,7 @@ from kvcore.wire import messages as m
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import Message, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
-from kvcore.wire.session import ClientSession, refusal
+from kvcore.wire.session import ClientSession, refusal, ungreeted
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +307,9 @@ class AsyncStoreClient(AsyncManagement):
         connection.close("no session")
         if isinstance(outcome, m.ErrorReply):
             raise refusal(outcome)
-        raise StoreUnavailable("no answer to the greeting")
+        if outcome is Status.UNAVAILABLE:
+            raise ungreeted("the store closed the connection", is_closed=True)
+        raise ungreeted("no answer to the greeting in time", is_closed=False)
 
     def _lost(self, connection: _Connection, reason: str) -> None:
         if connection is not self._connection:

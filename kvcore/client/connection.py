@@ -27,7 +27,7 @@ from kvcore.transport.checksums import LARGE_READ_BYTES, PIECE_BYTES, LateSums
 from kvcore.wire.codec import Frame, encode_frame, reply_decoder
 from kvcore.wire.messages import ErrorReply, Hello, HelloReply, Message, ReadReply, Reply, Status
 from kvcore.wire.receiver import FrameReceiver
-from kvcore.wire.session import ClientSession, refusal
+from kvcore.wire.session import ClientSession, refusal, ungreeted
 
 # A blocking receive returns at least this often to look at the clock.
 TICK_S, TICK_MS = 0.25, 250
@@ -104,7 +104,8 @@ class Connection:
         self.close()
         if isinstance(outcome, ErrorReply):
             raise refusal(outcome)
-        raise StoreUnavailable(str(self._error or "no answer to the greeting in time"))
+        reason = str(self._error or "no answer to the greeting in time")
+        raise ungreeted(reason, isinstance(self._error, ConnectionError))
 
     def ask(
         self,

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from kvcore.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
+from kvcore.errors import LocalProtocolError, RemoteProtocolError, RequestRefused, StoreUnavailable
 from kvcore.wire import messages as m
 from kvcore.wire.codec import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_PAYLOAD_BYTES, Frame
 
@@ -214,3 +214,10 @@ class ServerSession:
 
 def refusal(reply: m.ErrorReply) -> RequestRefused:
     return RequestRefused(reply.code, reply.message, reply.retryable)
+
+
+def ungreeted(reason: str, is_closed: bool) -> StoreUnavailable:
+    """Instead of an answer to Hello: whoever frames messages otherwise cannot read it, and hangs up."""
+    if is_closed:
+        return StoreUnavailable(f"{reason}: is it of another version than this client, or behind tls://?")
+    return StoreUnavailable(reason)

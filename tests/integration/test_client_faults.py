@@ -1,9 +1,11 @@
 """The client against a store that dies, hangs, refuses, forgets, lies or is asked too much."""
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.client.async_client import AsyncStoreClient
 from kvcore.client.sync_client import StoreClient
 from kvcore.errors import ConfigError, RequestRefused
 from kvcore.keys import object_key
@@ -105,6 +108,35 @@ def test_refusals_are_raised_by_connect_only(tmp_path):
             assert client.put("x", b"1") == Status.OK
     finally:
         store.stop()
+
+
+def hang_up(listener: socket.socket) -> None:
+    """As a store that cannot read what it is sent."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+
+
+def test_who_is_hung_up_on_instead_of_greeted_says_what_that_may_mean():
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=hang_up, args=(listener,))
+    thread.start()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with StoreClient.connect(address) as client:
+            assert not client.connected and "another version" in client.counters()["last_error"]
+
+        async def main() -> None:
+            async with await AsyncStoreClient.connect(address) as other:
+                assert not other.connected and "another version" in other.last_error
+
+        asyncio.run(main())
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(SOON_S)
 
 
 @pytest.mark.parametrize(
