@@ -25,6 +25,18 @@ def test_the_example_files_say_what_the_defaults_are(name: str) -> None:
         assert sorted(extra) == sorted(ConnectorConfig.__struct_fields__)
 
 
+def test_the_documentation_has_every_key_with_its_default() -> None:
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "vllm.md").read_text()
+    transfer = json.loads((root / "configs" / "vllm-kv-both-all-settings.json").read_text())
+    for name, default in transfer["kv_connector_extra_config"].items():
+        (row,) = (
+            line for line in text.splitlines() if line.startswith("| ") and f"`{name}`" in line.split("|")[1]
+        )
+        written = row.split("|")[2].strip(" `")
+        assert written == (default if isinstance(default, str) else json.dumps(default)), name
+
+
 def test_sizes_and_durations_are_written_as_people_do() -> None:
     config = connector_config({"staging_size_bytes": "64mb", "load_timeout_ms": "5s"}, {})
     assert (config.staging_size_bytes, config.load_timeout_ms) == (64 << 20, 5000)
