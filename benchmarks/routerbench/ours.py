@@ -7,7 +7,8 @@ from pathlib import Path
 
 from storebench.processes import SystemFailed
 
-_COMPILER = Path(__file__).resolve().parents[2] / "scripts" / "compiled.py"
+_ROOT = Path(__file__).resolve().parents[2]
+_COMPILER = _ROOT / "scripts" / "compiled.py"
 
 
 def router_command(*, compiled: bool) -> list[str]:
@@ -15,6 +16,11 @@ def router_command(*, compiled: bool) -> list[str]:
     command = [sys.executable, "-m", "router.cli"]
     # Safe path: the current directory must not come before it.
     return ["env", f"PYTHONPATH={_compiled_tree()}", "PYTHONSAFEPATH=1", *command] if compiled else command
+
+
+def package_folder(*, compiled: bool) -> Path:
+    """The folder to import the router from."""
+    return Path(_compiled_tree()) if compiled else _ROOT
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Who is measured: ours in several settings, the routers of vLLM and SGLang, bare relays, and no router."""
+"""Who is measured: ours in several settings, vllm-router, sglang-router, smg, bare relays, and no router."""
 
 import contextlib
 import hashlib
@@ -116,6 +116,7 @@ FLOORS = (
 _PROGRAMS = {
     "vllm-router": ("vllm-router==0.1.17", ["vllm-router"]),
     "sglang-router": ("sglang-router==0.3.2", ["sglang-router", "launch"]),
+    "smg": ("smg==1.13.0", ["smg", "launch"]),  # what sglang-router has become
 }
 PEERS: dict[str, tuple[System, ...]] = {
     name: (
