@@ -239,6 +239,7 @@ def _make_store(config: ConnectorConfig, name: str, *, moves_blocks: bool) -> St
     """Waits for the first attempt, so that a store that refuses us is named; one that is not there is not."""
     options = config.client_options()
     if not moves_blocks:
-        # Who only asks has no use for queue pairs.
-        options["planes"] = tuple(plane for plane in options["planes"] if plane != "rdma")
+        # Who only asks has no use for queue pairs, nor for the pool: mapped twice, it counts twice when the
+        # kernel, out of memory, looks for the largest process to end.
+        options["planes"] = ("tcp",)
     return StoreClient.connect(config.store_address, client_name=name, **options)
