@@ -1,6 +1,7 @@
 """A system's engines and its router: started, asked, ended by process id."""
 
 import json
+import re
 import sys
 import time
 import urllib.request
@@ -21,6 +22,7 @@ _DTYPE = "float32"
 _MAX_MODEL_LEN_TOKENS = 2048
 _STEP_TOKENS = 512  # a long prompt takes several steps, and streams get a token in each
 _KV_CACHE_BYTES = 192 << 20
+_ENGINE_BYTES = 1300 << 20  # its two processes, without weights and KV cache
 _START_TIMEOUT_S = 600.0
 _RESET_TIMEOUT_S = 30.0
 _ENVIRONMENT = {**ENGINE_ENV, "VLLM_SERVER_DEV_MODE": "1"}  # /reset_prefix_cache
@@ -74,6 +76,7 @@ class Engines(NamedTuple):
 def started(system: System, model: Path, folder: Path, *, two: bool) -> Iterator[Engines]:
     """SystemFailed, DemoError or a CalledProcessError of an installation when something does not come up."""
     folder.mkdir()
+    _check_memory(model, engines=2 if two else 1)
     *ports, router_port, bootstrap_port = free_ports(4)
     site = Site(folder, bootstrap_port)
     with system.settings(site) as setting_of, Processes(folder) as processes:
@@ -109,6 +112,22 @@ def started(system: System, model: Path, folder: Path, *, two: bool) -> Iterator
             processes.wait_until_ready({"router": f"{router.url}/ready"}, 60.0, lambda name: None)
         second = Engine(urls["decode"]) if two else None
         yield Engines(Engine(urls["prefill"]), second, router)
+
+
+def _check_memory(model: Path, engines: int) -> None:
+    """The kernel would end a process of anybody's."""
+    # Loaded as float32 they are at most twice as large as on disk.
+    weights_bytes = 2 * sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    needed_bytes = engines * (_ENGINE_BYTES + _KV_CACHE_BYTES + weights_bytes)
+    if (free_bytes := available_bytes()) < needed_bytes:
+        wanted, there = (f"{number / (1 << 30):.1f} GiB" for number in (needed_bytes, free_bytes))
+        raise DemoError(f"{engines} engine(s) take {wanted} of memory, and {there} are available")
+
+
+def available_bytes() -> int:
+    """What the kernel says can be had without swapping."""
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) << 10 if found else 0
 
 
 def logs_in(folder: Path) -> str:

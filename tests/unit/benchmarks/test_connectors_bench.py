@@ -4,9 +4,11 @@ import io
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from connectorbench import engines
 from connectorbench.engines import Engine, Engines
 from connectorbench.figures import (
     PLAIN,
@@ -303,3 +305,16 @@ def test_without_plain_vllm_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(DemoError, match="answered 500"):
         cluster.run("ours-tcp")
     assert sorted(cluster.life) == ["+ours-tcp", "+plain", "-ours-tcp", "-plain"]
+
+
+def test_engines_that_do_not_fit_into_memory_are_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engines.available_bytes() > 1 << 20
+    monkeypatch.setattr(engines, "available_bytes", lambda: 1 << 30)
+    system = SYSTEMS[PLAIN]._replace(settings=lambda site: pytest.fail("started"))
+    with (
+        pytest.raises(DemoError, match=r"2 engine\(s\) take 2.9 GiB of memory, and 1.0 GiB are available"),
+        engines.started(system, tmp_path, tmp_path / "system", two=True),
+    ):
+        pass
