@@ -140,10 +140,10 @@ async def flip_link(target: Target) -> None:
 async def fill_disk(target: Target) -> None:
     """No file may grow; the store's own way back is to find room again."""
     pid = target.store.process.pid
-    hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, hard))
-    await asyncio.sleep(target.duration_s(8))
-    with contextlib.suppress(ProcessLookupError):  # killed meanwhile
+    with contextlib.suppress(ProcessLookupError):  # killed just then, or meanwhile
+        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, hard))
+        await asyncio.sleep(target.duration_s(8))
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
