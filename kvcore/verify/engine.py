@@ -56,7 +56,7 @@ class HttpJson:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise VerifyError(
-                f"no answer from {self.base_url}: {error or type(error).__name__}",
+                f"no answer from {self.base_url}: {str(error) or type(error).__name__}",
                 "is the engine's HTTP server running there, and is it http or https?",
             ) from error
         finally:

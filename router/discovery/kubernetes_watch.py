@@ -67,8 +67,9 @@ class KubernetesWatch(Generic[T]):
         self._object: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     async def run(self, changed: Callable[[], None], retry_s: float) -> None:
-        """For ever. Calls `changed` after each change; what cannot be had now is asked for again."""
-        is_reached = True
+        """For ever. Calls `changed` after each change; what cannot be had now is asked for again after
+        `retry_s`, and so is what ended sooner than that."""
+        loop, is_reached = asyncio.get_running_loop(), True
         while True:
             try:
                 async with self._api.session() as session:
@@ -76,13 +77,16 @@ class KubernetesWatch(Generic[T]):
                     is_reached = self.is_known = True
                     changed()
                     while True:
+                        began_at = loop.time()
                         await self._watch(session, changed)
+                        if loop.time() < began_at + retry_s:
+                            await asyncio.sleep(retry_s)
             except _StartAgain as reason:
                 logger.info("the list of engines is read anew: %s", reason)
-                continue
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError, msgspec.DecodeError) as error:
                 if is_reached:
-                    logger.warning("Kubernetes cannot be asked for engines; the last ones stay: %s", error)
+                    why = str(error) or type(error).__name__
+                    logger.warning("Kubernetes cannot be asked for engines; the last ones stay: %s", why)
                 is_reached = False
             if not self.is_known:
                 self.is_known = True
