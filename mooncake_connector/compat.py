@@ -56,6 +56,11 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigError(
             "--calculate-kv-scales makes KV scales of this engine alone: its KV cannot be shared"
         )
+    if not _computes_prompts_in_parts(vllm_config):
+        raise ConfigError(
+            "prompts of this model, or with this pooling, are computed only from first token to last: "
+            "on top of a prefix from elsewhere answers would be wrong"
+        )
     if _returns_routed_experts(vllm_config):
         raise ConfigError(
             "--enable-return-routed-experts is about tokens computed here: vLLM ends where some were loaded"
@@ -149,6 +154,15 @@ def _cp_size(vllm_config: Any, kv_cache_config: Any) -> int:
     """Ranks over which the tokens of one block are spread; since 0.30 a cache may opt out (dcp_sharded)."""
     sharded = getattr(kv_cache_config.kv_cache_groups[0].kv_cache_spec, "dcp_sharded", True)
     return int(vllm_config.parallel_config.decode_context_parallel_size) if sharded else 1
+
+
+def _computes_prompts_in_parts(vllm_config: Any) -> bool:
+    """False where vLLM has no prefix cache for this reason, rather than because it was told so: pooling over
+    all tokens (MEAN, CLS), and MLA on a CPU without AMX, whose kernel looks at no earlier KV in a prefill."""
+    model, cache, scheduler = vllm_config.model_config, vllm_config.cache_config, vllm_config.scheduler_config
+    cpu_mla = current_platform.is_cpu() and model.use_mla
+    has_parts = cache.enable_prefix_caching or scheduler.enable_chunked_prefill
+    return bool(model.is_prefix_caching_supported and (has_parts or not cpu_mla))
 
 
 def _returns_routed_experts(vllm_config: Any) -> bool:

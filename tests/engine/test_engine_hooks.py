@@ -1,5 +1,6 @@
 """Edges between vLLM's objects and ours: what is refused, counters on vLLM's own roads, the entry point."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,9 @@ def kv_cache(*specs: Any, **attributes: Any) -> Any:
 def vllm_config(**parallel: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{"decode_context_parallel_size": 1, **parallel}),
-        cache_config=SimpleNamespace(calculate_kv_scales=False),
+        cache_config=SimpleNamespace(calculate_kv_scales=False, enable_prefix_caching=True),
+        model_config=SimpleNamespace(is_prefix_caching_supported=True, use_mla=False),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
     )
 
 
@@ -220,12 +223,36 @@ def test_scales_of_one_engine_alone_are_refused() -> None:
 
 
 @imports_vllm
+@pytest.mark.parametrize(
+    ("supported", "use_mla", "has_parts", "refused"),
+    [
+        (True, False, False, False),  # no prefix cache because somebody wanted none
+        (False, False, True, True),
+        (True, True, True, False),
+        (True, True, False, True),
+    ],
+)
+def test_prompts_that_vllm_computes_only_whole_are_refused(
+    supported: bool, use_mla: bool, has_parts: bool, refused: bool
+) -> None:
+    from mooncake_connector import compat
+
+    config = vllm_config()
+    config.model_config = SimpleNamespace(is_prefix_caching_supported=supported, use_mla=use_mla)
+    config.cache_config.enable_prefix_caching = config.scheduler_config.enable_chunked_prefill = has_parts
+    expected = pytest.raises(ConfigError, match="first token") if refused else contextlib.nullcontext()
+    with expected:
+        compat.check_supported(config, kv_cache(spec("MLAAttentionSpec")))
+
+
+@imports_vllm
 @pytest.mark.parametrize("holder", ["aux_output_config", "model_config"])
 def test_engines_that_tell_of_every_token_which_experts_it_went_to_are_refused(holder: str) -> None:
     from mooncake_connector import compat
 
     config = vllm_config()
-    setattr(config, holder, SimpleNamespace(enable_return_routed_experts=True))
+    config.aux_output_config = SimpleNamespace(enable_return_routed_experts=False)
+    getattr(config, holder).enable_return_routed_experts = True
     with pytest.raises(ConfigError, match="routed-experts"):
         compat.check_supported(config, kv_cache(spec("FullAttentionSpec")))
 
