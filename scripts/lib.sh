@@ -40,6 +40,12 @@ apt_install() {
     rm -f "$log"
 }
 
+# has_library NAME: whether the loader knows it. Not grep -q, which stops reading at the first line it finds: now and
+# then ldconfig would then die of writing on, and with pipefail that is the answer.
+has_library() {
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null
+}
+
 # find_python: sets SUITE_PYTHON to an interpreter of the right version that can make environments.
 find_python() {
     local wanted="$SUITE_PYTHON_VERSION" candidate
@@ -168,7 +174,7 @@ add_clone() {
 ensure_env() {
     local name="$1" packages stamp
     find_python
-    if [ "$name" = engine ] && ! PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+    if [ "$name" = engine ] && ! has_library libnuma.so.1; then
         apt_install "libnuma (vLLM's CPU kernels link to it)" libnuma1
     fi
     if [ "$name" = sglang ]; then compiler_for_sglang; fi
