@@ -7,6 +7,7 @@ Not safe for several threads.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
@@ -139,6 +140,7 @@ class PrefixIndex:
         max_placed_blocks = max_size_bytes // _PLACEMENTS_SHARE // _PLACED_BLOCK_SIZE_BYTES
         self._placements = PredictedPlacements(predicted_ttl_s, max_blocks=max_placed_blocks)
         self.worker_ids: dict[int, str] = {}
+        self._free_workers: list[int] = []  # a heap
         # Seen in events, the last one last: models whose KV is not the base model's.
         self.lora_names: dict[str, None] = {}
         self._shared: list[bool] = []
@@ -168,7 +170,7 @@ class PrefixIndex:
     def add_worker(self, worker_id: str, shared: bool = False) -> int:
         """Its number, from now on. `shared`: others can fetch its blocks (store nodes; engines whose local
         tier is part of the pool, as in the paper)."""
-        worker = next((n for n in range(len(self._shared)) if n not in self.worker_ids), len(self._shared))
+        worker = heapq.heappop(self._free_workers) if self._free_workers else len(self._shared)
         if worker == len(self._shared):
             self._shared.append(shared)
             self._group.append(None)
@@ -183,6 +185,7 @@ class PrefixIndex:
         """Its blocks are dropped and its number may be given to another."""
         self.clear_worker(worker)
         del self.worker_ids[worker]
+        heapq.heappush(self._free_workers, worker)
 
     def clear_worker(self, worker: int) -> None:
         """It holds nothing (any more). Takes constant time: `sweep` tidies up later."""

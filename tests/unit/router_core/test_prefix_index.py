@@ -322,3 +322,12 @@ def test_names_of_adapters_are_bounded_and_the_newest_are_kept() -> None:
     assert len(index.lora_names) == MAX_LORA_NAMES
     assert {"adapter-0", "one more", "adapter-2"} <= index.lora_names.keys()
     assert "adapter-1" not in index.lora_names
+
+
+def test_numbers_of_workers_that_left_are_given_to_the_next_the_lowest_first() -> None:
+    index = PrefixIndex(BLOCK)
+    a, b, c = (index.add_worker(name) for name in "abc")
+    index.remove_worker(c)
+    index.remove_worker(a)
+    assert [index.add_worker(name) for name in "def"] == [a, c, 3]
+    assert index.worker_ids == {b: "b", a: "d", c: "e", 3: "f"}
