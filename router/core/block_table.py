@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from router.core.block import Block
 from router.core.block_hash import mix_extra, xxh3
@@ -108,44 +109,47 @@ class BlockTable:
         known already: a prefix many engines hold is hashed once.
         """
         blocks, by_engine_hash, leaves = self._blocks, self._by_engine_hash, self._leaves
-        hash_block = self._hash_block
-        fresh = False  # whether `parent` was created here and is not among the leaves yet
+        # Any: hashes stay the objects they are. Taken for ints by mypyc, each below 2**62 would become an
+        # object of its own wherever it is kept: 33 bytes more a block.
+        names: Sequence[Any] = engine_hashes
+        hash_block: Any = self._hash_block
+        last: Any = parent
+        fresh = False  # whether `last` was created here and is not among the leaves yet
         old_holders, new_holders = 0, slot_bit  # equal masks share one int
-        for index, engine_hash in enumerate(engine_hashes):
-            block = by_engine_hash.get(engine_hash)
+        for index, engine_hash in enumerate(names):
+            block: Any = by_engine_hash.get(engine_hash)
             if block is None:
-                own_hash = seed if parent is None else parent.own_hash
+                own_hash: Any = seed if last is None else last.own_hash
+                parent_hash = None if last is None else own_hash
                 if extra_keys is not None and extra_keys[index] is not None:
                     own_hash = mix_extra(own_hash, extra_keys[index])
                 own_hash = hash_block(data[index * block_bytes : (index + 1) * block_bytes], own_hash)
                 block = blocks.get(own_hash)
                 if block is None:
-                    if parent is None:
-                        block = Block(own_hash, engine_hash, None, slot_bit, 0, False)
-                    else:
-                        if not parent.num_children and not fresh:
-                            del leaves[parent]
-                        parent.num_children += 1
-                        block = Block(own_hash, engine_hash, parent.own_hash, slot_bit, 0, False)
+                    if last is not None:
+                        if not last.num_children and not fresh:
+                            del leaves[last]
+                        last.num_children += 1
+                    block = Block(own_hash, engine_hash, parent_hash, slot_bit, 0, False)
                     blocks[own_hash] = by_engine_hash[engine_hash] = block
                     if self._num_strangers:
                         block.holders |= self._no_longer_strange(engine_hash)
-                    parent = block
+                    last = block
                     fresh = True
                     continue
                 self._alias(block, engine_hash)
-            if fresh and parent is not None:
-                leaves[parent] = None
+            if fresh:
+                leaves[last] = None
             fresh = False
             if block.holders is not old_holders:
                 old_holders = block.holders
                 new_holders = old_holders | slot_bit
             block.holders = new_holders
-            parent = block
-        if fresh and parent is not None:
-            leaves[parent] = None
-        elif parent is not None and not parent.num_children:
-            leaves.move_to_end(parent)
+            last = block
+        if fresh:
+            leaves[last] = None
+        elif last is not None and not last.num_children:
+            leaves.move_to_end(last)
         if self.size_bytes > self.max_size_bytes:
             self._evict()
 

@@ -251,3 +251,20 @@ def test_a_very_long_chain_is_freed_without_recursion() -> None:
     store(table, prompt, slot=0)
     assert table.num_blocks == 200_000
     del table
+
+
+def test_a_hash_is_one_object_wherever_it_is_kept() -> None:
+    """Else a block takes more memory than it says: compiled code makes new objects of ints below 2**62."""
+    table, prompt = BlockTable(UNLIMITED), chain(0, 64)
+    store(table, prompt, 0)
+    own, names = block_hashes(prompt, BLOCK), engine_hashes(prompt)
+    assert min(own) < 1 << 62 and min(names) < 1 << 62
+    kept = {number: number for number in table._blocks}
+    kept_names = {number: number for number in table._by_engine_hash}
+    parent = None
+    for own_hash, name in zip(own, names, strict=True):
+        block = table.by_engine_hash(name)
+        assert block is not None
+        assert block.own_hash is kept[own_hash] and block.parent is parent
+        assert block.engine_hashes is kept_names[name]
+        parent = block.own_hash
