@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from storebench.processes import Process, SystemFailed, accepts, free_port
-from storebench.systems.mooncake import Master, installed_package
+from storebench.processes import SystemFailed
 
 from sglangbench.plan import EngineSpec, Prefetched, Shape
+from sglangbench.storages import ROOT, Storage
 
-ROOT = Path(__file__).resolve().parents[2]
 ANSWER_TIMEOUT_S = 300.0
 
 
@@ -88,17 +87,17 @@ class EnginePair:
 
     def __init__(self, name: str, shape: Shape, directory: Path) -> None:
         self.name, self._shape, self._directory = name, shape, directory
-        self._store: Process | Master | None = None
+        room_bytes = (shape.prompts + 1) * shape.prompt_bytes + (256 << 20)
+        self._storage = Storage(name, room_bytes, directory)
         self._workers: list[Worker] = []
 
     def start(self) -> None:
-        room_bytes = (self._shape.prompts + 1) * self._shape.prompt_bytes + (256 << 20)
-        start = {"file": self._start_file, "mooncake": self._start_mooncake}.get(self.name, self._start_ours)
-        configs, environment = start(room_bytes)
-        backend = {"file": "file", "mooncake": "mooncake"}.get(self.name, "dynamic")
-        for role, config in zip(("first", "second"), configs, strict=True):
-            spec = EngineSpec(shape=self._shape, backend=backend, extra_config=config)
-            self._workers.append(Worker(spec, environment, self._directory / f"{self.name}-{role}.log"))
+        storage = self._storage
+        storage.start()
+        for role, config in zip(("first", "second"), storage.configs, strict=True):
+            spec = EngineSpec(shape=self._shape, backend=storage.backend, extra_config=config)
+            log = self._directory / f"{self.name}-{role}.log"
+            self._workers.append(Worker(spec, storage.environment, log))
         for worker in self._workers:
             worker.wait_ready()
 
@@ -113,55 +112,4 @@ class EnginePair:
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
-        if self._store:
-            self._store.stop()
-
-    def _start_ours(self, room_bytes: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "store_server.cli",
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        command += ["--admin-port", "-1", "--pool-size-bytes", str(room_bytes), "--log-level", "warning"]
-        log = self._directory / f"{self.name}-store.log"
-        self._store = Process(command, log, environment={"PYTHONPATH": str(ROOT)})
-        self._store.wait_until(lambda: accepts(port), 60, "mooncake-store")
-        config = {
-            "backend_name": "mooncake_suite",
-            "module_path": "sglang_hicache_backend.backend",
-            "class_name": "MooncakeSuiteHiCache",
-            "interface_v1": 1,
-            "store_address": f"127.0.0.1:{port}",
-            "weights_id": "benchmark",
-            "planes": ["tcp"] if self.name == "ours-tcp" else ["shm", "tcp"],
-        }
-        return [config, config], {}
-
-    def _start_file(self, room_bytes: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """SGLang's own; what it reads is in the page cache, since it was written just before."""
-        return [{}, {}], {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self._directory / "files")}
-
-    def _start_mooncake(self, room_bytes: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """As SGLang's guide has it: each engine contributes a segment, and the pages of the first lie in its
-        own. The second contributes as little as Mooncake takes, so that none of them can lie there."""
-        package = installed_package()
-        master = Master(self.name)
-        self._store = master
-        master.start(package, self._directory)
-        config = {
-            "master_server_address": master.address,
-            "metadata_server": "P2PHANDSHAKE",
-            "protocol": "tcp",
-            "device_name": "",
-            "local_hostname": "127.0.0.1",
-            "check_server": False,
-        }
-        sizes = (room_bytes >> 20 << 20, 16 << 20)
-        configs = [{**config, "global_segment_size": size} for size in sizes]
-        return configs, {"PYTHONPATH": str(package), "MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2"}
+        self._storage.stop()

@@ -55,3 +55,36 @@ class Prefetched(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     tokens: int
     digest: int
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What servers are asked. Prompts are whole pages and one token more: one is always computed."""
+
+    page_tokens: int = 64
+    prompt_pages: int = 32
+    answer_tokens: int = 64
+    rounds: int = 6
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt_pages * self.page_tokens + 1
+
+    @property
+    def device_tokens(self) -> int:
+        """Room for a few prompts, so that what an engine has cached is not what is measured."""
+        return 3 * (self.prompt_pages + 2) * self.page_tokens
+
+    @property
+    def room_bytes(self) -> int:
+        """Of a storage: every prompt and answer, generously."""
+        pages = (self.rounds + 2) * (self.prompt_pages + self.answer_tokens // self.page_tokens + 1)
+        return pages * self.page_tokens * KV_BYTES_PER_TOKEN * 3 // 2 + (256 << 20)
+
+    def prompt(self, number: int) -> list[int]:
+        """No two have a page in common."""
+        return [4 + (number * 89 + i * (31 + 2 * number)) % 250 for i in range(self.prompt_tokens)]
+
+
+# Of scripts/make_model.py, for servers: little to compute and much to move, to tell storages apart.
+SERVED_MODEL = ("--dtype", "bfloat16", "--layers", "8", "--heads", "8", "--kv-heads", "8")
+KV_BYTES_PER_TOKEN = 2 * 8 * 8 * 64 * DTYPE_BYTES

@@ -74,7 +74,7 @@ def hicache_flags(layout: str, io_backend: str, extra_config: dict[str, Any] | N
     return flags
 
 
-def wait_until(is_true: Callable[[], bool], explain: Callable[[], str], timeout_s: float = 90.0) -> None:
+def wait_until(is_true: Callable[[], bool], explain: Callable[[], str], timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < deadline, explain()
