@@ -56,7 +56,7 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigError(
             "--calculate-kv-scales makes KV scales of this engine alone: its KV cannot be shared"
         )
-    if not _computes_prompts_in_parts(vllm_config):
+    if not _computes_prompts_in_parts(vllm_config, _specs(group)):
         raise ConfigError(
             "prompts of this model, or with this pooling, are computed only from first token to last: "
             "on top of a prefix from elsewhere answers would be wrong"
@@ -156,13 +156,18 @@ def _cp_size(vllm_config: Any, kv_cache_config: Any) -> int:
     return int(vllm_config.parallel_config.decode_context_parallel_size) if sharded else 1
 
 
-def _computes_prompts_in_parts(vllm_config: Any) -> bool:
+def _computes_prompts_in_parts(vllm_config: Any, specs: list[Any]) -> bool:
     """False where vLLM has no prefix cache for this reason, rather than because it was told so: pooling over
-    all tokens (MEAN, CLS), and MLA on a CPU without AMX, whose kernel looks at no earlier KV in a prefill."""
-    model, cache, scheduler = vllm_config.model_config, vllm_config.cache_config, vllm_config.scheduler_config
-    cpu_mla = current_platform.is_cpu() and model.use_mla
-    has_parts = cache.enable_prefix_caching or scheduler.enable_chunked_prefill
-    return bool(model.is_prefix_caching_supported and (has_parts or not cpu_mla))
+    all tokens (MEAN, CLS), attention to later tokens, and CPU kernels that look at no earlier KV in a prefill
+    (MLA without AMX, RISC-V), with which it turns off both ways to go on from a prefix."""
+    has_parts = (
+        vllm_config.cache_config.enable_prefix_caching or vllm_config.scheduler_config.enable_chunked_prefill
+    )
+    return bool(
+        vllm_config.model_config.is_prefix_caching_supported
+        and not any(getattr(spec, "non_causal", False) for spec in specs)
+        and (has_parts or not current_platform.is_cpu())
+    )
 
 
 def _returns_routed_experts(vllm_config: Any) -> bool:

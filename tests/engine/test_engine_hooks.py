@@ -39,7 +39,7 @@ def vllm_config(**parallel: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{"decode_context_parallel_size": 1, **parallel}),
         cache_config=SimpleNamespace(calculate_kv_scales=False, enable_prefix_caching=True),
-        model_config=SimpleNamespace(is_prefix_caching_supported=True, use_mla=False),
+        model_config=SimpleNamespace(is_prefix_caching_supported=True),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
     )
 
@@ -224,25 +224,27 @@ def test_scales_of_one_engine_alone_are_refused() -> None:
 
 @imports_vllm
 @pytest.mark.parametrize(
-    ("supported", "use_mla", "has_parts", "refused"),
+    ("supported", "prefix_caching", "chunked_prefill", "non_causal", "refused"),
     [
-        (True, False, False, False),  # no prefix cache because somebody wanted none
-        (False, False, True, True),
-        (True, True, True, False),
-        (True, True, False, True),
+        (True, False, True, False, False),  # no prefix cache because somebody wanted none
+        (True, True, False, False, False),
+        (True, False, False, False, True),
+        (False, True, True, False, True),
+        (True, True, True, True, True),
     ],
 )
 def test_prompts_that_vllm_computes_only_whole_are_refused(
-    supported: bool, use_mla: bool, has_parts: bool, refused: bool
+    supported: bool, prefix_caching: bool, chunked_prefill: bool, non_causal: bool, refused: bool
 ) -> None:
     from mooncake_connector import compat
 
     config = vllm_config()
-    config.model_config = SimpleNamespace(is_prefix_caching_supported=supported, use_mla=use_mla)
-    config.cache_config.enable_prefix_caching = config.scheduler_config.enable_chunked_prefill = has_parts
+    config.model_config.is_prefix_caching_supported = supported
+    config.cache_config.enable_prefix_caching = prefix_caching
+    config.scheduler_config.enable_chunked_prefill = chunked_prefill
     expected = pytest.raises(ConfigError, match="first token") if refused else contextlib.nullcontext()
     with expected:
-        compat.check_supported(config, kv_cache(spec("MLAAttentionSpec")))
+        compat.check_supported(config, kv_cache(spec("FullAttentionSpec", non_causal=non_causal)))
 
 
 @imports_vllm
