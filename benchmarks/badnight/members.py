@@ -13,8 +13,8 @@ import msgspec
 import psutil
 
 from badnight.link import Link
-from tests.engine.rig import StoreProcess, end_process, transfer_config
-from tests.engine.served import Server, port_for_later, vllm_server
+from tests.engine.rig import StoreProcess, end_process, free_port, transfer_config
+from tests.engine.served import Server, vllm_server
 
 SOCKET = "unix"  # of a store, in its folder
 # Less than the documents take, so that everything moves all the time: 128 KiB a block of the tiny model.
@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self.name = name
         self.store = store
-        self.port = port_for_later()
+        self.port = free_port()
         self.is_wanted = False
         self.events = f"ipc://{folder}/{name}", f"ipc://{folder}/{name}-replay"
         self._programs = programs

@@ -111,14 +111,20 @@ class EngineHolder:
         deadline = time.monotonic() + timeout_s
         while core.scheduler.has_requests() and time.monotonic() < deadline:
             self.llm.llm_engine.step()
-        _, worker = self._sides()
+        scheduler, worker = self._sides()
         drained = worker is None or worker.drain(timeout_s * 1e3)
+        totals = Counter(self.totals)
+        for side in (scheduler, worker):
+            if side is not None:
+                # Counted since the last step: it would go to vLLM with the next one.
+                with side.counters._lock:
+                    totals.update(side.counters._values)
         manager = core.scheduler.kv_cache_manager
         return {
             "drained": drained,
             "requests": len(core.scheduler.requests),
             "usage": manager.usage,
-            "totals": dict(self.totals),
+            "totals": dict(totals),
         }
 
     def reset(self, connector: bool = False) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -68,10 +69,13 @@ def engine_settings(model: str) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free port that is not one of those which the kernel gives to connections (from 32768 on): an engine
+    binds it only when it has loaded its model, and who was killed binds it again."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:

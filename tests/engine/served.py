@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -18,16 +16,6 @@ from tests.engine.rig import BLOCK_TOKENS, OFFLINE_ENVIRONMENT, ROOT, end_proces
 
 START_SECONDS = 300.0
 MODEL = "tiny"
-
-
-def port_for_later() -> int:
-    """A free port that is not one of those which the kernel gives to connections (from 32768 on): an engine
-    binds it only when it has loaded its model, and again when it is started anew."""
-    while True:
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Server:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tests.engine.packages import MOONCAKE_ENVIRONMENT, mooncake_transfer_engine, unpacked
 from tests.engine.rig import ROOT, StoreProcess, free_port, transfer_config
-from tests.engine.served import MODEL, Server, ended, port_for_later, router_server, vllm_server
+from tests.engine.served import MODEL, Server, ended, router_server, vllm_server
 
 COMPLETIONS = "/v1/completions"
 FETCHED_TOKENS = "vllm:external_prefix_cache_hits_total"
@@ -67,7 +67,7 @@ def _nixl(directory: Path, bootstrap_port: int) -> Iterator[Callable[[str], Sett
         environment = {
             "PYTHONPATH": str(path),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port_for_later()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
             "UCX_TLS": "tcp",
         }
         return Setting(transfer, environment)
@@ -101,7 +101,7 @@ PROTOCOLS = {"suite": _suite, "nixl": _nixl, "mooncake": _mooncake}
 
 @contextlib.contextmanager
 def split_cluster(protocol: str, model: str, directory: Path) -> Iterator[Cluster]:
-    prefill_port, bootstrap_port = port_for_later(), port_for_later()
+    prefill_port, bootstrap_port = free_port(), free_port()
     with contextlib.ExitStack() as stack:
         setting_of = stack.enter_context(PROTOCOLS[protocol](directory, bootstrap_port))
 

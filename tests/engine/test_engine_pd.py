@@ -77,31 +77,40 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 def test_the_decode_engine_loads_layers_while_the_prefill_engine_computes(
     pair: Pair, traces: tuple[Path, Path], plain_tokens: Truth
 ) -> None:
-    prompt = DOCUMENT[:1700]
-    pair.send(prompt)
-    prefilled, decoded = pair.prefill.receive(), pair.decode.receive()
-    assert tokens_of(decoded) == plain_tokens([prompt], MAX_TOKENS, max_num_batched_tokens=1024)
-    num_blocks = (len(prompt) - 1) // BLOCK_TOKENS
-    assert cached_of(decoded) == [num_blocks * BLOCK_TOKENS], "all but the last partial block came from P"
-    saved = prefilled["outputs"][0]["params"]["mooncake_pd"]
-    assert saved == {"role": "prefill", "transfer_id": "t", "saved_blocks": num_blocks, "loaded_blocks": 0}
-    loaded = decoded["outputs"][0]["params"]["mooncake_pd"]
-    assert (loaded["role"], loaded["loaded_blocks"]) == ("decode", num_blocks)
+    """Of several prompts: on a busy machine the decode engine may not get a CPU before one is computed."""
+    for start in range(5):
+        prompt = DOCUMENT[start : start + 1700]
+        pair.send(prompt)
+        prefilled, decoded = pair.prefill.receive(), pair.decode.receive()
+        assert tokens_of(decoded) == plain_tokens([prompt], MAX_TOKENS, max_num_batched_tokens=1024)
+        num_blocks = (len(prompt) - 1) // BLOCK_TOKENS
+        assert cached_of(decoded) == [num_blocks * BLOCK_TOKENS], "all but the last partial block came from P"
+        saved = prefilled["outputs"][0]["params"]["mooncake_pd"]
+        of_all = {"saved_blocks": num_blocks, "loaded_blocks": 0}
+        assert saved == {"role": "prefill", "transfer_id": "t", **of_all}
+        loaded = decoded["outputs"][0]["params"]["mooncake_pd"]
+        assert (loaded["role"], loaded["loaded_blocks"]) == ("decode", num_blocks)
+        if has_overlapped(*traces):
+            return
+    raise AssertionError("the decode engine waited for whole blocks")
 
+
+def has_overlapped(prefill: Path, decode: Path) -> bool:
+    """Whether layer 0 of a block was loaded before its last one was in the store."""
     committed = {
         (line["block"], line["layer"]): line["ns"]
-        for line in read_trace(traces[0])
+        for line in read_trace(prefill)
         if line["event"] == "save_layer_committed"
     }
     first_layer = {
         line["block"]: line["ns"]
-        for line in read_trace(traces[1])
+        for line in read_trace(decode)
         if line["event"] == "load_layer_done" and line["layer"] == 0
     }
     last = max(layer for _, layer in committed)
     both = [block for block, layer in committed if layer == last and block in first_layer]
     assert both, "both engines trace the first block of the prompt"
-    assert any(first_layer[block] < committed[block, last] for block in both)
+    return any(first_layer[block] < committed[block, last] for block in both)
 
 
 def test_a_prompt_seen_before_is_taken_from_the_store_at_once(pair: Pair) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.engine.packages import MOONCAKE_ENVIRONMENT, mooncake_transfer_engine
-from tests.engine.rig import ROOT, StoreProcess
-from tests.engine.served import Server, ended, port_for_later, router_server
+from tests.engine.rig import ROOT, StoreProcess, free_port
+from tests.engine.served import Server, ended, router_server
 from tests.engine.sglang.server import SglangServer, hicache_flags, suite_config, wait_until
 
 COMPLETIONS = "/v1/completions"
@@ -77,7 +77,7 @@ def busy(engine: SglangServer) -> dict[str, float]:
 @contextlib.contextmanager
 def cluster_of(directory: Path, model: str, store: StoreProcess) -> Iterator[Cluster]:
     """One prefill engine that keeps its pages in `store`, two decode engines."""
-    prefill_port, bootstrap_port = port_for_later(), str(port_for_later())
+    prefill_port, bootstrap_port = free_port(), str(free_port())
     environment = {
         **MOONCAKE_ENVIRONMENT,
         "PYTHONPATH": os.pathsep.join(map(str, (mooncake_transfer_engine(), ROOT))),
