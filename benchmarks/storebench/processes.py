@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -74,11 +75,16 @@ class Process:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago, for servers that cannot choose one themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port that was free a moment ago, for servers that cannot choose one themselves.
+
+    Below those which the kernel gives to connections (from 32768 on): servers take long until they listen, or
+    are killed and listen again, and nobody is to get it meanwhile.
+    """
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def accepts(port: int) -> bool:
