@@ -98,12 +98,22 @@ class Peers:
         return await loop.run_in_executor(self._threads, self._connect, source, token)
 
     def _connect(self, source: str, token: str) -> StoreClient:
+        try:
+            return self._client(source, token, self._planes)
+        except ConfigError:
+            without_rdma = [plane for plane in self._planes if plane != "rdma"]
+            if len(without_rdma) == len(self._planes):
+                raise
+            # The devices were there when this store started; one may have gone since.
+            return self._client(source, token, without_rdma)
+
+    def _client(self, source: str, token: str, planes: Sequence[str]) -> StoreClient:
         config = self._config
         is_tls = parse_address(source).is_tls
         return StoreClient.connect(
             source,
             token=token,
-            planes=self._planes,
+            planes=planes,
             device_name=self._device_name,
             timeout_ms=config.answer_timeout_ms,
             connect_timeout_ms=config.answer_timeout_ms,

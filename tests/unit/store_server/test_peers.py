@@ -1,13 +1,17 @@
 """How a store goes to others that objects are copied from: with the planes and devices of its clients."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from kvcore.client.sync_client import StoreClient
+from kvcore.errors import ConfigError
 from kvcore.wire.messages import CopyFrom, Reply, Status, StatusReply
 from store_server.config import StoreConfig
+from store_server.peers import Peers
+from store_server.peers_config import PeersConfig
 from store_server.server import StoreServer
 from store_server.tenants import Client
 
@@ -57,3 +61,26 @@ def test_a_copy_comes_as_clients_do(
     (options,) = asked
     assert (options["address"], options["token"]) == ("far:50051", "secret")
     assert options["planes"] == best_first and options["device_name"] == "mlx5_2"
+
+
+def test_without_the_device_it_was_given_a_store_still_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    planes_asked: list[list[str]] = []
+
+    def connect(address: str, *, planes: list[str], **_: Any) -> Away:
+        planes_asked.append(planes)
+        if "rdma" in planes or len(planes_asked) > 2:
+            raise ConfigError("no such device")
+        return Away()
+
+    async def main() -> None:
+        monkeypatch.setattr(StoreClient, "connect", connect)
+        with ThreadPoolExecutor(1) as threads:
+            peers = Peers(PeersConfig(), threads, ["rdma", "tcp"], "mlx5_2")
+            peer = await peers.take("far:50051", "")
+            assert peer is not None and planes_asked == [["rdma", "tcp"], ["tcp"]]
+            # A mistake of another kind is one.
+            assert await Peers(PeersConfig(), threads, ["tcp"], "").take("other:50051", "") is None
+            peers.give_back(peer)
+            await peers.close()
+
+    asyncio.run(main())
