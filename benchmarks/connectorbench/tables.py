@@ -52,7 +52,8 @@ def against_lines(samples: Sequence[Sample]) -> list[str]:
                 for figure in (*_REUSE, *_SPLIT)
                 if (against := ratio(samples, own, figure, peer))
             ]
-            found.append(f"{own} / {peer}: {', '.join(told)}")
+            if told:
+                found.append(f"{own} / {peer}: {', '.join(told)}")
     return found
 
 
