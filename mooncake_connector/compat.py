@@ -39,6 +39,15 @@ def check_has_one_group(kv_cache_config: Any) -> None:
         )
 
 
+def check_has_no_recurrent_layers(vllm_config: Any) -> None:
+    """Raises ConfigError for models that vLLM cannot start without its hybrid cache manager."""
+    if vllm_config.model_config.is_hybrid:
+        raise ConfigError(
+            "the model has Mamba or linear attention beside attention, and its KV cannot be shared: "
+            "start this engine without --kv-transfer-config"
+        )
+
+
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises ConfigError, saying what to change, for an engine whose blocks we must not share."""
     [group] = kv_cache_config.kv_cache_groups

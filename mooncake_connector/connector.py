@@ -98,6 +98,13 @@ class MooncakeSuiteConnector(KVConnectorBase_V1):
         return True
 
     @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Any will do. vLLM asks before it makes groups of layers, where it would fail for want of its hybrid
+        cache manager without saying whose fault that is."""
+        compat.check_has_no_recurrent_layers(vllm_config)
+        return None
+
+    @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SuiteConnectorStats:
         return SuiteConnectorStats(data=data or {})
 

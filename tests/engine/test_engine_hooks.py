@@ -165,6 +165,17 @@ def test_a_model_without_one_cache_for_all_layers_ends_the_start_of_the_engine_i
 
 
 @imports_vllm
+def test_a_model_that_needs_the_hybrid_cache_manager_is_refused_before_vllm_fails_for_want_of_it() -> None:
+    from mooncake_connector.connector import MooncakeSuiteConnector
+
+    config = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False))
+    assert MooncakeSuiteConnector.get_required_kvcache_layout(config) is None
+    config.model_config.is_hybrid = True
+    with pytest.raises(ConfigError, match="start this engine without --kv-transfer-config"):
+        MooncakeSuiteConnector.get_required_kvcache_layout(config)
+
+
+@imports_vllm
 def test_what_changes_kv_names_an_engine_and_nothing_else_does() -> None:
     from mooncake_connector import compat
 

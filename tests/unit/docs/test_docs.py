@@ -34,8 +34,10 @@ PARSERS = {
 ROUTER_COMMANDS = {"profile": "router/profile.py", "register": "router/register.py"}
 # Of vLLM and SGLang, named without a command line around them. The documents about the two are full of such.
 FOREIGN_FLAGS = {
+    "--disable-sliding-window",
     "--disaggregation-mode",
     "--enable-prompt-tokens-details",
+    "--enable-return-routed-experts",
     "--enable-scale-out",
     "--kv-events-config",
     "--kv-transfer-config",
