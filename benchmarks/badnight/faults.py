@@ -139,6 +139,8 @@ async def flip_link(target: Target) -> None:
 
 async def fill_disk(target: Target) -> None:
     """No file may grow; the store's own way back is to find room again."""
+    if not target.store.is_wanted:  # one that is just starting could not have its pool
+        return
     pid = target.store.process.pid
     with contextlib.suppress(ProcessLookupError):  # killed just then, or meanwhile
         hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
