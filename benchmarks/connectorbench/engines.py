@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from demo_lib.cluster import ENGINE_ENV, MODEL_NAME, vllm_command
+from demo_lib.cluster import ENGINE_ENV, vllm_command
 from demo_lib.measure import external_hits
 from demo_lib.openai_client import Answer, Request, ask
 from demo_lib.processes import DemoError, Processes, free_ports
+from demo_lib.workload import GREEDY, STREAM
 
 from connectorbench.systems import Site, System
 
@@ -33,16 +34,7 @@ class Engine(NamedTuple):
 
     def ask(self, prompt: str, max_tokens: int) -> Answer:
         """Greedily; DemoError for less than a whole answer."""
-        body = {
-            "model": MODEL_NAME,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
+        body = {**GREEDY, **STREAM, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         answer = ask(self.url, Request("/v1/completions", body))
         if answer.ttft_ms is None or len(answer.token_ids) != max_tokens:
             raise DemoError(f"{self.url} answered {len(answer.token_ids)} tokens of {max_tokens}")

@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from demo_lib.cluster import MODEL_NAME
 from demo_lib.processes import DemoError
+from demo_lib.workload import GREEDY, STREAM
 
 from policiesbench.figures import Sample
 from policiesbench.workload import Prompt
@@ -40,16 +40,7 @@ async def ask_all(
 async def ask(session: aiohttp.ClientSession, url: str, text: str, max_tokens: int) -> Sample:
     """DemoError for an answer that is none or not as long as was asked."""
     clock = asyncio.get_running_loop().time
-    body = {
-        "model": MODEL_NAME,
-        "prompt": text,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    }
+    body = {**GREEDY, **STREAM, "prompt": text, "max_tokens": max_tokens, "ignore_eos": True}
     sent_at, came_at, prompt_tokens = clock(), list[float](), 0
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
