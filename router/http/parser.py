@@ -30,6 +30,7 @@ _NOT_FORWARDED = frozenset(
     }
 )
 _USUAL_CONNECTION = (b"keep-alive", b"close")
+_NO_FIELDS: frozenset[bytes] = frozenset()
 # Of a body kept apart. A client may send chunks of one byte, and each piece costs forty more.
 _MAX_PIECES = 1024
 
@@ -89,7 +90,7 @@ class RequestParser:
         self._headers: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []
         self._dropped: list[bytes] = []
-        self._named: frozenset[bytes] = frozenset()  # in Connection
+        self._named = _NO_FIELDS  # in Connection
         self._body: list[bytes] = []
         self._num_joined = 0  # of its first pieces
 
