@@ -1,24 +1,17 @@
 """Packages that a few tests need beside those of their environment: downloaded once, shared by clones."""
 
 import fcntl
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-
-def cache_root() -> Path:
-    configured = os.environ.get("MOONCAKE_SUITE_CACHE")
-    if configured:
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "mooncake-kv-suite"
+from suite_cache import suite_cache
 
 
 def unpacked(name: str, *requirements: str) -> Path:
     """A folder for PYTHONPATH: `requirements` without their dependencies, which the environment has."""
-    target = cache_root() / name
+    target = suite_cache() / name
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f"{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.packages import cache_root
+from suite_cache import suite_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_TIMEOUT_SECONDS = 240.0
@@ -45,7 +45,7 @@ OFFLINE_ENVIRONMENT = {
 
 def make_tiny_model(*options: str, kind: str = "tiny") -> str:
     """A model folder in the cache; `kind` and `options` are those of scripts/make_model.py."""
-    out = cache_root() / "models" / "-".join([kind, *options]).replace("--", "")
+    out = suite_cache() / "models" / "-".join([kind, *options]).replace("--", "")
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), kind, str(out), *options]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
