@@ -59,7 +59,8 @@ class IndexMatch:
     def local_blocks_of(self, instances: Sequence[InstanceState]) -> Sequence[int]:
         found = []
         levels, predicted, all_slots = self.levels, self.predicted, self.slots
-        reaching, num_levels = self._reaching, len(self.levels)
+        reaching = self._reaching
+        holding_any = reaching[-1] if levels else 0
         for instance in instances:
             blocks = 0
             worker = instance.worker
@@ -67,15 +68,15 @@ class IndexMatch:
                 slots = all_slots[worker * _SLOTS] if worker >= 0 else 0
                 if instance.store_worker >= 0:
                     slots |= all_slots[instance.store_worker * _SLOTS]
-                # As _depth_of has it; calling that is as long again.
-                low, high = 0, num_levels
-                while low < high:
-                    middle = (low + high) >> 1
-                    if reaching[middle] & slots:
-                        high = middle
-                    else:
-                        low = middle + 1
-                if low < num_levels:
+                if holding_any & slots:
+                    # As _depth_of has it; calling that is as long again.
+                    low, high = 0, len(reaching) - 1
+                    while low < high:
+                        middle = (low + high) >> 1
+                        if reaching[middle] & slots:
+                            high = middle
+                        else:
+                            low = middle + 1
                     blocks = levels[low][0]
             if worker >= 0:
                 for depth, workers in predicted:
