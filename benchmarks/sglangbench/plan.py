@@ -61,9 +61,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What servers are asked. Prompts are whole pages and one token more: one is always computed."""
 
     page_tokens: int = 64
-    prompt_pages: int = 32
-    answer_tokens: int = 64
-    rounds: int = 6
+    prompt_pages: int = 64
+    answer_tokens: int = 32
+    rounds: int = 4
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,8 +71,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_tokens(self) -> int:
-        """Room for a few prompts, so that what an engine has cached is not what is measured."""
-        return 3 * (self.prompt_pages + 2) * self.page_tokens
+        """Room for two prompts."""
+        return 2 * (self.prompt_pages + 2) * self.page_tokens
 
     @property
     def room_bytes(self) -> int:
@@ -86,5 +86,5 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Of scripts/make_model.py, for servers: little to compute and much to move, to tell storages apart.
-SERVED_MODEL = ("--dtype", "bfloat16", "--layers", "8", "--heads", "8", "--kv-heads", "8")
-KV_BYTES_PER_TOKEN = 2 * 8 * 8 * 64 * DTYPE_BYTES
+SERVED_MODEL = ("--dtype", "bfloat16", "--layers", "16", "--heads", "8", "--kv-heads", "8")
+KV_BYTES_PER_TOKEN = 2 * 16 * 8 * 64 * DTYPE_BYTES
