@@ -84,7 +84,7 @@ def test_answers_nobody_asked_for_end_the_connection(frame):
 @pytest.mark.parametrize(
     "reply",
     [
-        m.HelloReply(1, 2, "server", ["tcp"], 1000, 2000, 128, 5000),
+        m.HelloReply(1, m.PROTOCOL_VERSION + 1, "server", ["tcp"], 1000, 2000, 128, 5000),
         m.HelloReply(1, m.PROTOCOL_VERSION, "server", ["tcp"], 1000, 0, 128, 5000),
     ],
 )
