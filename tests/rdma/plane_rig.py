@@ -85,6 +85,12 @@ def opener(store: StoreProcess, **defaults: object) -> Iterator[OpenClient]:
             cleaner.remove(info.key, force=True)
 
 
+def tcp_bytes() -> int:
+    """Over the wire that carries TCP, both ways."""
+    statistics = Path("/sys/class/net/th0/statistics")
+    return sum(int((statistics / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+
+
 def eventually(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     end = time.monotonic() + deadline_s
     while not condition():

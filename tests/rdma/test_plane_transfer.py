@@ -13,7 +13,7 @@ import pytest
 from kvcore.client.sync_client import StoreClient
 from kvcore.wire.messages import Status
 from tests.rdma.guest import SERVER_HOST, python_on
-from tests.rdma.plane_rig import STORE_DEVICES, OpenClient, opener
+from tests.rdma.plane_rig import STORE_DEVICES, OpenClient, opener, tcp_bytes
 
 pytestmark = [pytest.mark.rdma, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -79,12 +79,6 @@ class Layer:
 
 def keys_of(name: str) -> list[bytes]:
     return [f"{name}{block:04}".encode().ljust(32, b".") for block in range(BLOCKS)]
-
-
-def tcp_bytes() -> int:
-    """Over the wire that carries TCP, both ways."""
-    statistics = Path("/sys/class/net/th0/statistics")
-    return sum(int((statistics / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
 
 
 def move_set(client: StoreClient, source: Layer, target: Layer, keys: list[bytes]) -> None:
