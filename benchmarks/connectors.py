@@ -22,7 +22,8 @@ answer is compared with plain vLLM's: all compute in float32, where a prompt in 
 tokens as whole.
 
 Peers are installed into the cache directory on first use. One that cannot be installed or does not start here
-is named with its own reason. Exit status 1: one of ours failed, or answered other tokens than plain vLLM.
+is named with its own reason. Exit status 1: one of ours failed, loaded nothing, or answered other
+tokens than plain vLLM.
 """
 
 import argparse
@@ -37,8 +38,8 @@ from pathlib import Path
 
 import msgspec
 from connectorbench.engines import Engines, logs_in, started
-from connectorbench.figures import PLAIN, Sample, identical
-from connectorbench.plan import Plan
+from connectorbench.figures import PLAIN, Sample, identical, loaded_share
+from connectorbench.plan import OTHER, OWN, SPLIT, Plan
 from connectorbench.runner import FAILURES, Runner
 from connectorbench.systems import SYSTEMS
 from connectorbench.tables import against_lines, floor_line, names, reuse_table, split_table
@@ -97,7 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     is_good = not any(name in runner.left_out for name in ours)
     for name in ours:
         found = identical(runner.samples, name)
-        is_good = is_good and found.same == found.answers
+        has_loaded = loaded_share(runner.samples, name, (OTHER, OWN, SPLIT)) != 0
+        is_good = is_good and found.same == found.answers and has_loaded
     return 0 if is_good else 1
 
 
