@@ -18,7 +18,18 @@ import pytest
 
 from kvcore.metrics import CONNECTIONS, POOL_USED_BYTES
 from kvcore.wire.codec import FRAME_HEADER, FRAME_HEADER_BYTES, encode_frame, reply_decoder
-from kvcore.wire.messages import Evict, Hello, HelloReply, Message, Put, Read, ReadReply, Status, StatusReply
+from kvcore.wire.messages import (
+    PROTOCOL_VERSION,
+    Evict,
+    Hello,
+    HelloReply,
+    Message,
+    Put,
+    Read,
+    ReadReply,
+    Status,
+    StatusReply,
+)
 
 DEADLINE_S = 60.0
 MIB = 1 << 20
@@ -42,7 +53,7 @@ class RawClient:
         self._decoder = reply_decoder()
 
     def hello(self, **fields: Any) -> Any:
-        values = {"version": 1, "client_name": "test", "planes": ["tcp"], **fields}
+        values = {"version": PROTOCOL_VERSION, "client_name": "test", "planes": ["tcp"], **fields}
         reply, _ = self.ask(Hello, **values)
         return reply
 
