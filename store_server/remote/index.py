@@ -54,7 +54,7 @@ class RemoteIndex:
         forgotten = []
         while len(self._entries) >= self._max_keys:
             forgotten.append(self.oldest())
-            self.remove(forgotten[-1])
+            self._pop(forgotten[-1])
         self._insert(key, place)
         return forgotten
 
@@ -62,12 +62,7 @@ class RemoteIndex:
         """It is no longer there."""
         if self._removed_since is not None:
             self._removed_since.add(key)
-        packed = self._entries.pop(key, None)
-        if packed is None:
-            return None
-        place = _unpack(packed)
-        self.size_bytes -= place.size_bytes
-        return place
+        return self._pop(key)
 
     def oldest(self) -> bytes:
         return next(iter(self._entries))
@@ -114,6 +109,15 @@ class RemoteIndex:
         return gone
 
     # ---- inside ----------------------------------------------------------------------------------------
+
+    def _pop(self, key: bytes) -> ColdObject | None:
+        """It is there, perhaps, but not known any more: a listing under way may find it again."""
+        packed = self._entries.pop(key, None)
+        if packed is None:
+            return None
+        place = _unpack(packed)
+        self.size_bytes -= place.size_bytes
+        return place
 
     def _insert(self, key: bytes, place: ColdObject) -> None:
         if self._removed_since is not None:

@@ -116,6 +116,15 @@ def test_the_least_recently_used_is_the_oldest() -> None:
     assert index.oldest() == b"\1"
 
 
+def test_what_made_room_is_found_by_the_listing_under_way_when_there_is_room_again() -> None:
+    index = RemoteIndex(1)
+    index.add(b"a", ColdObject(1, 1))
+    index.listing_begins()
+    assert index.add(b"b", ColdObject(1, 1)) == [b"a"]
+    index.remove(b"b")
+    assert index.listed([name_of(b"b", 1, 1), name_of(b"a", 1, 1)]) == [b"a"]
+
+
 def test_memory_is_near_the_estimate() -> None:
     num_keys = 20_000
     tracemalloc.start()
