@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.transport.channel import Channel
-from kvcore.transport.checksums import is_corrupt
 from kvcore.transport.lease_time import safe_end_s
 from kvcore.transport.parts import OK_CODE, failure_of, status_of
 from kvcore.wire.messages import Ack, Acquire, AcquireReply, Grant, Release, Remove, Renew, Status
@@ -112,7 +111,7 @@ def open_view(plane: "ShmTransport", key: bytes) -> ObjectView | Status:
         if views is None:
             channel.forget(Release, (outcome.lease,))
             return Status.UNAVAILABLE if pool is None else Status.INVALID
-        if (plane.verify or grant.unchecked) and grant.checksums and is_corrupt(views, grant.checksums):
+        if plane.finds_corrupt(grant, views, grant.checksums):
             channel.forget(Release, (outcome.lease,))
             channel.forget(Remove, ([key], True))
             return Status.CORRUPT

@@ -133,8 +133,7 @@ class AcquirePart:
             return Status.INVALID
         copy_from_pool(pool, spans, views)
         expected = grant.checksums[self._layer_begin : layer_end]
-        # What was written by this host's memory needs no look; what came over a network does.
-        if (self._plane.verify or grant.unchecked) and expected and is_corrupt(views, expected):
+        if self._plane.finds_corrupt(grant, views, expected):
             self._corrupt.append(key)
             return Status.CORRUPT
         self.moved_bytes += num_bytes
@@ -202,7 +201,7 @@ class ShmTransport(HostPlane):
         self.mapping = mapping
         self.lease_ms = lease_ms
         self.timeout_s = inline.timeout_s
-        self.verify = verify
+        self._verify = verify
         self.inline_read_bytes = inline_read_bytes
         self.inline_put_bytes = inline_put_bytes
         self._inline = inline
@@ -248,6 +247,11 @@ class ShmTransport(HostPlane):
             return None
         self._inline.on_read((Status.OK,), found.size_bytes)
         return found
+
+    def finds_corrupt(self, grant: Grant, views: Sequence[memoryview], expected: Sequence[int]) -> bool:
+        """Looks at what came over a network, and at what this host wrote only if that is wanted. `expected`:
+        one sum a layer, or none."""
+        return (self._verify or grant.unchecked) and is_corrupt(views, expected)
 
     def submit_put(self, keys: list[bytes], values: Sequence[list[memoryview]]) -> PartsTransfer:
         sizes_bytes = [total_bytes(views) for views in values]

@@ -75,9 +75,8 @@ class Leg:
         self.state = LegState.NEW
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
-        self.has_one_hop = (
-            False  # headers that are not the client's, beyond "Connection: keep-alive" or close
-        )
+        # Headers that are not the client's, beyond "Connection: keep-alive" or close.
+        self.has_one_hop = False
         self.failure = ""
         self.keep_alive = True
         self.truncated = False

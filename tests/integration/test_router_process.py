@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -45,6 +45,17 @@ async def connect(ready_line: str) -> Client:
     return Client(*await asyncio.open_connection("127.0.0.1", port))
 
 
+def held_answer() -> tuple[asyncio.Event, Callable[[Turn], Awaitable[None]]]:
+    """(what lets it go, an engine's turn that answers then)."""
+    go_on = asyncio.Event()
+
+    async def later(turn: Turn) -> None:
+        await go_on.wait()
+        await turn.answer(200, {"done": True})
+
+    return go_on, later
+
+
 async def exit_status(process: asyncio.subprocess.Process) -> int:
     return await asyncio.wait_for(process.wait(), DEADLINE_S)
 
@@ -52,12 +63,7 @@ async def exit_status(process: asyncio.subprocess.Process) -> int:
 def test_it_serves_says_where_and_drains(tmp_path: Path) -> None:
     @async_test
     async def check() -> None:
-        go_on = asyncio.Event()
-
-        async def later(turn: Turn) -> None:
-            await go_on.wait()
-            await turn.answer(200, {"done": True})
-
+        go_on, later = held_answer()
         prefill, decode = await MockEngine("p").start(), await MockEngine("d").start()
         file = tmp_path / "ready.json"
         async with router_process(
@@ -145,12 +151,7 @@ async def test_clients_it_has_no_files_for_are_told_so_and_harm_nobody() -> None
 def test_it_drains_whoever_reads_its_output(tmp_path: Path) -> None:
     @async_test
     async def check() -> None:
-        go_on = asyncio.Event()
-
-        async def later(turn: Turn) -> None:
-            await go_on.wait()
-            await turn.answer(200, {"done": True})
-
+        go_on, later = held_answer()
         engine = await MockEngine("m").start()
         engine.script.append(later)
         file = tmp_path / "ready.json"
