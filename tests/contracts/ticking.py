@@ -17,7 +17,8 @@ def longest_lock_wait_s(seconds: float) -> float:
     before = time.perf_counter()
     given_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     end = before + seconds
-    while (now := time.perf_counter()) < end:
+    while before < end:  # also once behind it: a wait may be longer than the time that is left
+        now = time.perf_counter()
         count = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         if count != given_up:
             longest_s = max(longest_s, time.perf_counter() - before)
